@@ -503,8 +503,8 @@ def parse_speculate(text: str) -> tuple[str, ...]:
     """Return the names of drafters that a setting or request names. Raises InvalidRequest for another."""
     if text in ("auto", "off"):
         return DRAFTERS if text == "auto" else ()
-    names = tuple(word.strip() for word in text.split(","))
-    if not names or any(name not in DRAFTERS for name in names):
+    names = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+    if any(name not in DRAFTERS for name in names):
         raise InvalidRequest(
             f"speculate is {text!r}; accepted: auto, off, or some of {', '.join(DRAFTERS)}", param="speculate"
         )

@@ -47,9 +47,17 @@ def load_drafting(loaded: LoadedModel, config: EngineConfig) -> Drafting:
     Raises CheckpointError, UnsupportedModel or ConfigError. A layer that is only found beside the target, and
     that does not fit, is left out with a warning.
     """
-    drafters = config.speculation.drafters
-    layer = _layer(loaded, config) if "layer" in drafters else None
-    model = _model(loaded, config) if "model" in drafters and config.speculation.draft_model else None
+    settings = config.speculation
+    layer = _layer(loaded, config) if "layer" in settings.drafters else None
+    model = _model(loaded, config) if "model" in settings.drafters and settings.draft_model else None
+    if settings.speculate != "auto":
+        for name, found in (("layer", layer), ("model", model)):
+            if name in settings.drafters and found is None:
+                raise ConfigError(
+                    f"speculate names {name}, and there is none; accepted: draft_{name} with one, or "
+                    f"other drafters than {name}",
+                    param="speculate",
+                )
     return Drafting(layer, model)
 
 
@@ -59,8 +67,12 @@ def _layer(loaded: LoadedModel, config: EngineConfig) -> DraftLayer | None:
         return None
     if name != "auto":
         folder = Path(name).expanduser()
-        if not folder.is_dir():
-            raise ConfigError(f"draft_layer: {name!r} is no folder", param="draft_layer")
+        if not name or not folder.is_dir():
+            raise ConfigError(
+                f"draft_layer: there is no folder {name!r}; accepted: the folder of an EAGLE-3 checkpoint, "
+                "auto, or off",
+                param="draft_layer",
+            )
         return _checked(load_eagle3(folder, loaded.model))
     try:
         folder = loaded.path / EAGLE_FOLDER
@@ -69,7 +81,9 @@ def _layer(loaded: LoadedModel, config: EngineConfig) -> DraftLayer | None:
         return _own(loaded, config)
     except FoveaError as error:
         log.warning("drafts are not computed by the model's own layer: %s", error.message)
-        return None
+    except Exception:  # nobody asked for the layer, so it must not prevent a start
+        log.exception("drafts are not computed by the model's own layer")
+    return None
 
 
 def _own(loaded: LoadedModel, config: EngineConfig) -> DraftLayer | None:

@@ -26,16 +26,21 @@ from fovea.engine.kv.manager import Compaction, Move
 from fovea.engine.layers.draft import DraftLayer
 from fovea.engine.layers.step import DecoderMemory, Step
 from fovea.engine.schedule.plan import Work
-from fovea.engine.sequence import Sequence
+from fovea.engine.sequence import Sequence, Status
 from fovea.engine.speculate.speculator import Asked
 from fovea.engine.speculate.texts import Continuation
 from fovea.kernels.transfer import row_index, to_device
 
 MOST_WAITING = 8192
 """Rows of a sequence that wait to be computed. A sequence with more gets no drafts of the layer."""
+MOST_PARTS = 64
+"""Parts of them after which these are joined."""
+MOST_ROWS = 1024
+"""Waiting rows that are computed in one step. A longer prompt gets no drafts until its last step."""
 LEAST_CHANCE = 0.3
 """A draft that is right less often does not get a successor, which would cost another pass."""
 
+RUNNING = Status.RUNNING
 Positions = Callable[[Sequence, int, int], NDArray[np.int64]]
 """Returns the positions of a sequence's tokens in [start, stop): (3, count) with M-RoPE, else (count,)."""
 
@@ -46,35 +51,40 @@ class _Waiting:
 
     seq: the sequence.
     start: place of the first one.
-    parts: the target's states, (count, n) each, one after the other.
+    parts: the target's states, (rows, n) each, one after the other. count: number of rows.
     lost: some rows are missing, so the sequence gets no drafts.
     """
 
     seq: Sequence
     start: int = 0
     parts: list[Tensor] = field(default_factory=list)
+    count: int = 0
     lost: bool = False
 
-    @property
-    def count(self) -> int:
-        return sum(len(part) for part in self.parts)
+    def lose(self) -> None:
+        self.lost, self.parts, self.count = True, [], 0
 
     def add(self, start: int, part: Tensor) -> None:
         """Add rows. After a preemption, some are there a second time, or all begin anew."""
         if not self.parts or not self.start < start <= self.start + self.count:
-            self.start, self.parts = start, []
+            self.start, self.parts, self.count = start, [], 0
         elif start < self.start + self.count:
             # The rows before may be in the prefix cache of the target, and not in the layer's memory.
-            self.parts = [torch.cat(self.parts)[: start - self.start]]
+            self.count = start - self.start
+            self.parts = [torch.cat(self.parts)[: self.count]]
         self.parts.append(part)
+        self.count += len(part)
+        if len(self.parts) > MOST_PARTS:
+            self.parts = [torch.cat(self.parts)]
         if self.count > MOST_WAITING:
-            self.lost, self.parts = True, []
+            self.lose()
 
     def take(self, stop: int) -> tuple[Work, Tensor]:
         """Return the rows before place `stop`, which is after the first one, and forget them."""
         start, rows = self.start, self.parts[0] if len(self.parts) == 1 else torch.cat(self.parts)
         count = min(len(rows), stop - start)
         self.start, self.parts = start + count, [rows[count:]] if count < len(rows) else []
+        self.count = len(rows) - count
         return Work(self.seq, start, count), rows[:count]
 
 
@@ -118,7 +128,7 @@ class LayerDrafter:
     def resting(self, value: bool) -> None:
         if value and not self._resting:
             for waiting in self._waiting.values():
-                waiting.lost, waiting.parts = True, []
+                waiting.lose()
         elif self._resting and not value:
             self._kv.zero_()  # what was computed meanwhile was not noted
         self._resting = value
@@ -150,13 +160,18 @@ class LayerDrafter:
         work: its rows. states: (rows, n), at the taps. new: tokens that the sequences have got.
         keep: drafts are worthwhile. Otherwise these sequences get none from now on: states take memory.
         """
+        # On CUDA a sequence may have ended while its step was computed; its blocks are gone.
+        placed = [each for each in sorted_rows(work) if each.work.seq.status is RUNNING]
+        if not placed:
+            return
         # Blocks are used again. A row that is never computed must not show an earlier sequence's keys.
-        self._kv.index_fill_(0, to_device(torch.from_numpy(slots(work, self._size)), self._kv.device), 0)
-        for item in sorted_rows(work):
+        rows = slots([each.work for each in placed], self._size)
+        self._kv.index_fill_(0, to_device(torch.from_numpy(rows), self._kv.device), 0)
+        for item in placed:
             waiting = self._waiting.get(item.work.seq.id)
             if waiting is not None and not waiting.lost:
                 if not keep:
-                    waiting.lost, waiting.parts = True, []
+                    waiting.lose()
                     continue
                 seq = item.work.seq
                 # The row of a token needs the one after it, and refused drafts are no tokens. A sequence
@@ -173,15 +188,21 @@ class LayerDrafter:
 
         Sequences whose first token is new get none yet.
         """
-        rows = [each for each in asked if self._ready(each)]
+        rows: list[Asked] = []
+        room = MOST_ROWS
+        for each in asked:
+            waiting = self._waiting.get(each.seq.id)
+            if waiting is None or not waiting.count or not each.seq.output_ids or room <= 0:
+                continue
+            if waiting.count <= room:
+                rows.append(each)
+            else:  # the rest of a long prompt follows with the next tokens
+                self._compute_waiting([(waiting, each.new)], room)
+            room -= waiting.count
         found = {each.seq.id: Continuation([], [], 0) for each in rows}
         if rows:
             self._chain(rows, found, most)
         return found
-
-    def _ready(self, asked: Asked) -> bool:
-        waiting = self._waiting.get(asked.seq.id)
-        return waiting is not None and bool(waiting.parts) and bool(asked.seq.output_ids)
 
     def _chain(self, rows: list[Asked], found: dict[str, Continuation], most: int) -> None:
         """Compute the waiting rows, and then one row for each further draft."""
@@ -208,13 +229,18 @@ class LayerDrafter:
             outputs = outputs[row_index([row for row, _, _ in going_on], outputs.device)]
             outputs = self._compute(work, np.array([token for _, _, token in going_on]), outputs)
 
-    def _compute_waiting(self, waiting: Seq[tuple[_Waiting, Seq[int]]]) -> tuple[list[Work], Tensor]:
+    def _compute_waiting(
+        self, waiting: Seq[tuple[_Waiting, Seq[int]]], most: int = MOST_WAITING
+    ) -> tuple[list[Work], Tensor]:
         """Compute the rows of some sequences that wait, and whose next token is known.
 
-        waiting: rows, and tokens that the sequence has just got. Returns the work, and the rows' outputs.
+        waiting: rows, and tokens that the sequence has just got. most: most rows of each.
+        Returns the work, and the rows' outputs.
         """
         new = {each.seq.id: tokens for each, tokens in waiting}
-        taken = [each.take(each.seq.length + len(tokens) - 1) for each, tokens in waiting]
+        taken = [
+            each.take(min(each.start + most, each.seq.length + len(tokens) - 1)) for each, tokens in waiting
+        ]
         states = {work.seq.id: rows for work, rows in taken}
         work = by_length([item for item, _ in taken])
         ids = [_tokens(item.seq, new[item.seq.id], item.start + 1, item.stop + 1) for item in work]

@@ -37,6 +37,8 @@ NICENESS = 5
 """How far the priority of guides' threads is below that of the model, for which every request waits."""
 GRACE_S = 0.03
 """Seconds for which a step waits for its guides. Most need less than one millisecond."""
+DRAFTS_S = 0.005
+"""Seconds for the masks of proposed tokens in a look. With slower grammars one token is proposed, or none."""
 LONGEST_LOOK_S = 1.0
 """Most seconds that a guide may work on the tokens of one step."""
 
@@ -124,8 +126,12 @@ class Guide:
         if self.waits:
             return Ahead(len(answer), None, self._while_waiting(proposed), [])
         expected = Drafts(drafts) if drafts is not None else self._expected(proposed, most)
-        masks = [self._mask()]
-        for draft in expected.tokens:
+        masks, began = [self._mask()], time.perf_counter()
+        for count, draft in enumerate(expected.tokens):
+            # What must follow is cheap. Proposed tokens are left out if a grammar takes long for each.
+            spent = time.perf_counter() - began
+            if drafts is None and count >= expected.forced and spent > DRAFTS_S:
+                break
             if not self.matcher.try_consume_tokens([draft]):
                 break
             masks.append(self._mask())

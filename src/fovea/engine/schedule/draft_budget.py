@@ -60,6 +60,7 @@ class DraftBudget:
         """
         decodes = [seq for seq in sequences if seq.decoding]
         if not decodes:
+            self.worthwhile = self._pays(1)  # of the answer that begins next
             return
         self.context = self._context(decodes)
         offers = sorted(

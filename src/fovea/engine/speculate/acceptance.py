@@ -29,13 +29,15 @@ class Acceptance:
     def chance(self, drafter: str, share: float, matched: int) -> float:
         """Return the probability that a draft is right if those before it are.
 
-        share, matched: as in `Continuation`.
+        share, matched: as in `Continuation`. A share that is no number, of a broken layer, counts as 0.
         """
+        share = share if 0 <= share <= 1 else 0.0
         right, seen = self._counts.get(_key(drafter, share, matched), (0.0, 0.0))
         return (right + PRIOR * share) / (seen + PRIOR)
 
     def note(self, drafter: str, share: float, matched: int, *, right: bool) -> None:
         """Learn from one draft whose predecessors were right."""
+        share = share if 0 <= share <= 1 else 0.0
         counts = self._counts.setdefault(_key(drafter, share, matched), [0.0, 0.0])
         counts[0] += right
         counts[1] += 1

@@ -10,12 +10,14 @@ from collections.abc import Sequence as Seq
 
 from fovea.engine.job import SequenceInputs
 from fovea.engine.sequence import Sequence
-from fovea.engine.speculate.answers import AnswerStore, latest
+from fovea.engine.speculate.answers import MOST_KEPT, AnswerStore, latest
 from fovea.engine.speculate.drafter import prompt_tail
 from fovea.engine.speculate.texts import LONGEST, Continuation, Texts
 
 MOST_READ = 1 << 16
 """Tokens of a prediction that are searched where an answer deviates. All answers wait while it is read."""
+MOST_IMAGES = 4
+"""Images at the end of a prompt for which its answer is kept."""
 MOST_BYTES = 1 << 24
 """Memory for the prediction of one request."""
 
@@ -63,7 +65,7 @@ class Hints:
         tail = self._tails.pop(seq.id, None)
         if tail is not None and seq.output_ids and seq.finish_reason != "error":
             for key in self._keys(seq):
-                self._store.add(key, tail + seq.output_ids)
+                self._store.add(key, tail + seq.output_ids[: MOST_KEPT // MOST_IMAGES])
 
     def clear(self) -> None:
         self._store.clear()

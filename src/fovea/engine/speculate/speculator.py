@@ -10,6 +10,7 @@ when the other sequences of the step are known (`schedule.draft_budget`).
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from fovea.engine.speculate.acceptance import Acceptance, RequestAcceptance, com
 from fovea.engine.speculate.drafter import Drafter
 from fovea.engine.speculate.texts import Continuation
 
+log = logging.getLogger("fovea.engine")
 LOOK_AFTER = 16
 """While drafts are not worth their rows, they are only looked for after so many steps of a sequence, to know
 how good they would be: under load, the time for it would be missed."""
@@ -63,7 +65,7 @@ class Worth:
             self.seconds += weight * (seconds - self.seconds)
         self.drafts += WEIGHT * (drafts - self.drafts)
 
-    def gain_of(self, right: int) -> None:
+    def note_gain(self, right: int) -> None:
         """Learn how many of its drafts became part of an answer in a step."""
         self.gain += WEIGHT * (right - self.gain)
 
@@ -79,12 +81,14 @@ class Worth:
 class _Record:
     """A sequence.
 
+    seq: the sequence.
     found: what each drafter found last, by name.
     length: number of the answer's tokens then.
     chosen: name of the drafter whose drafts were proposed then; "": of none.
     passed: steps since drafters were asked.
     """
 
+    seq: Sequence
     own: RequestAcceptance = field(default_factory=RequestAcceptance)
     found: dict[str, Continuation] = field(default_factory=dict)
     length: int = 0
@@ -156,7 +160,7 @@ class Speculator:
         """Begin with a sequence."""
         if not seq.speculate:
             return
-        self._records[seq.id] = _Record()
+        self._records[seq.id] = _Record(seq)
         for drafter in self.drafters:
             drafter.add(seq, inputs)
         for computed in self.computed:
@@ -181,7 +185,7 @@ class Speculator:
         if not self._budget.worthwhile:
             return {}
         best = {each.seq.id: self._best(each.seq.id) for each in looked}
-        for drafter in self.computed:
+        for drafter in tuple(self.computed):
             self._ask(drafter, looked, best)
         for name, drafts in best.items():
             self._records[name].chosen = drafts.drafter
@@ -191,20 +195,28 @@ class Speculator:
         """Ask a computed drafter for answers for which it is expected to do better, if that saves time."""
         worth = self.worth[drafter.name]
         drafter.resting = worth.rests
-        if drafter.resting:
+        if drafter.resting or not looked:
             return
         weak = [each for each in looked if sum(best[each.seq.id].chances) < worth.gain]
         known = sum(len(drafts.tokens) for drafts in best.values())
         expected = sum(sum(drafts.chances) for drafts in best.values())
         more = sum(worth.drafts - len(best[each.seq.id].tokens) for each in weak)
         gained = sum(worth.gain - sum(best[each.seq.id].chances) for each in weak)
-        if not weak or not self._budget.pays_to_compute(
+        if not weak:
+            return
+        if not self._budget.pays_to_compute(
             len(looked), (known, expected), (max(0.0, more), gained), worth.seconds
         ):
             worth.refuse()
             return
         began = time.perf_counter()
-        answers = drafter.draft(weak, self.most)
+        try:
+            answers = drafter.draft(weak, self.most)
+        except Exception:
+            # Drafts only save time. Out of memory, or a broken layer: the others go on.
+            log.exception("drafts by the %s failed; it is not asked until the next start", drafter.name)
+            self._drop(drafter)
+            return
         seconds = time.perf_counter() - began
         self._budget.drafting_s += seconds
         if answers:
@@ -212,6 +224,13 @@ class Speculator:
         for name, found in answers.items():
             self._records[name].found[drafter.name] = found
             best[name] = self._best(name)
+
+    def _drop(self, drafter: Computed) -> None:
+        """Use a drafter no more, and let it free what it has of each sequence."""
+        self.computed.remove(drafter)
+        drafter.resting = True
+        for seq in [record.seq for record in self._records.values()]:
+            drafter.remove(seq)
 
     def _look(self, asked: Asked) -> bool:
         """Compare what was found with the new tokens, and look in texts. Returns whether this was done."""
@@ -231,7 +250,9 @@ class Speculator:
 
     def _compare(self, record: _Record, new: Seq[int]) -> None:
         if record.chosen in self.worth:
-            self.worth[record.chosen].gain_of(len(new) - 1)
+            accepted = min(len(new) - 1, len(record.found[record.chosen].tokens))
+            if compare(record.found[record.chosen], new[: accepted + 1])[:accepted] == [True] * accepted:
+                self.worth[record.chosen].note_gain(accepted)
         for name, found in record.found.items():
             for share, right in zip(found.shares, compare(found, new), strict=False):
                 record.own.note(self.acceptance.chance(name, share, found.matched), right=right)
