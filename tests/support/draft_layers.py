@@ -154,7 +154,7 @@ def join_experts(tensors: Tensors, prefix: str, count: int) -> Tensors:
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """What a drafter found once. text: all tokens before the drafts."""
+    """The result of a drafter for one text. text: all tokens before the drafts."""
 
     text: tuple[int, ...]
     tokens: tuple[int, ...]

@@ -21,7 +21,7 @@ few control tokens."""
 
 
 class Drafting(NamedTuple):
-    """What computes drafts. None: there is none, or it may not be used."""
+    """The parts that compute drafts. None: there is none, or it may not be used."""
 
     layer: DraftLayer | None = None
     model: VisionLanguageModel | None = None
