@@ -101,7 +101,7 @@ def serving(folder: Path, *words: str, ready: bool = True) -> Iterator[Server]:
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
     """A server whose engine has a process of its own, and one whose engine has not."""
     folder = tmp_path_factory.mktemp("servers")
-    words = ("fovea-tiny", "--threads", "1", "--kv-cache-mib", "64")
+    words = ("fovea-tiny", "--threads", "1", "--kv-cache-mib", "64", "--speculate", "off")
     with (
         serving(folder, *words, "--engine-process", "on") as own,
         serving(folder, *words, "--engine-process", "off") as shared,

@@ -79,7 +79,7 @@ def test_a_stream_is_the_same_answer_in_pieces_and_counts_its_tokens(generate: A
     counts = {"return_num_input_tokens": True, "return_num_output_tokens": True}
     (whole,) = ask(generate, question=QUESTION, image=[SHAPES], **counts)
     pieces = ask(generate, question=QUESTION, image=[SHAPES], stream=True, **counts)
-    assert len(pieces) > 3
+    assert len(pieces) > 1
     assert "".join(piece.text() for piece in pieces) == whole.text() == ANSWER
     tokens = [sum(int(piece.outputs["num_output_tokens"][0]) for piece in each) for each in (pieces, [whole])]
     assert tokens[0] == tokens[1] > 3

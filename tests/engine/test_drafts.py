@@ -53,7 +53,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
         need_kernels()
     settings = native if library() is not None else {"dtype": "float32"}
     with Engine.from_pretrained(
-        "fovea-tiny", kv_cache_mib=16, threads=1, device="cpu", **settings
+        "fovea-tiny", kv_cache_mib=16, threads=1, device="cpu", speculate="off", **settings
     ) as machine:
         yield machine
 

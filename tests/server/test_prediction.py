@@ -119,14 +119,13 @@ def test_drafts_after_the_end_do_not_count(expecting: Engine) -> None:
     assert usage.completion > usage.accepted_drafts == usage.accepted_prediction > 0
 
 
-def test_metrics_tell_whether_and_by_whom_tokens_are_expected(server: Server, hints: Server) -> None:
+def test_metrics_tell_whether_and_by_whom_tokens_are_expected(hints: Server) -> None:
     text, _ = ask(hints)
     ask(hints, prediction={"type": "content", "content": text})
     accepted = 'fovea:drafter_accepted_tokens_total{drafter="hints"} '
     (line,) = (line for line in hints.get("/metrics").text.splitlines() if line.startswith(accepted))
     assert float(line.removeprefix(accepted)) > 0
     assert hints.metrics()["fovea:speculating"] == 1
-    assert server.metrics()["fovea:speculating"] == 0, "no drafter is set"
 
 
 @pytest.mark.parametrize("stage", ["answers", "all", "kv"])

@@ -154,7 +154,7 @@ def join_experts(tensors: Tensors, prefix: str, count: int) -> Tensors:
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """What a drafter found once. text: all tokens before the drafts."""
+    """The result of a drafter for one text. text: all tokens before the drafts."""
 
     text: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -193,7 +193,7 @@ def draft_always(machine: Engine, monkeypatch: pytest.MonkeyPatch) -> DraftLog:
     budget.choose = lambda sequences: None  # type: ignore[method-assign]
     budget.pays_to_compute = lambda *figures: True  # type: ignore[method-assign]
     worth = parts.worth[drafter.name]
-    worth.gain, worth.gain_of = 1e12, lambda right: None  # type: ignore[method-assign]
+    worth.gain, worth.note_gain = 1e12, lambda right: None  # type: ignore[method-assign]
     log, draft = DraftLog(), drafter.draft
 
     def logged(asked: Sequence[Asked], most: int) -> dict[str, Continuation]:

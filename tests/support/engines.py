@@ -17,7 +17,10 @@ from fovea.core.types import ChatPrompt, ImagePart, Message, TextPart
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import LoadedModel, load_model
 
-SETTINGS: dict[str, Any] = {"dtype": "float32", "device": "cpu", "threads": 1, "kv_blocks": 256}
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32", "device": "cpu", "threads": 1, "kv_blocks": 256, "speculate": "off",
+}  # fmt: skip
+"""Without speculation, so that steps and their tokens can be counted; `test_speculation.py` has it."""
 
 
 @cache

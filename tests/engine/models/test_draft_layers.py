@@ -75,7 +75,7 @@ class Case(NamedTuple):
 LAYERS = ("eagle3", "mtp", "mtp_moe", "mtp_moe_apart")
 
 
-@pytest.fixture(scope="module", params=others_slow(LAYERS, LAYERS[:3]))
+@pytest.fixture(scope="module", params=others_slow(LAYERS, ("eagle3", "mtp_moe")))
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     kind, folder = request.param, tmp_path_factory.mktemp(request.param)
     plain: Plain

@@ -217,7 +217,7 @@ def run_check(model: str, repeats: int, threads: int, save: Path | None, *, as_j
 
     if not 1 <= repeats <= 100:
         raise ConfigError(f"--repeats is {repeats}; accepted: 1 to 100", param="repeats")
-    with Engine.from_pretrained(model, threads=threads, max_queue=0) as engine:
+    with Engine.from_pretrained(model, threads=threads, max_queue=0, speculate="off") as engine:
         print("fitting to two workloads ...", file=sys.stderr)
         record, fitted = measure_fit(engine, repeats)
         cost = fitted_cost(engine, record)

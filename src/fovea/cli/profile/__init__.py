@@ -67,7 +67,8 @@ def run(args: argparse.Namespace) -> int:
 
     file = config_file(args)
     workload = options.settings(ProfileSettings, args, {})
-    load = engine_loader(args, file, **SINGLE_USER)
+    # Several tokens in a step would hide how long one takes.
+    load = engine_loader(args, file, **SINGLE_USER, speculate="off")
     if args.plot:
         check_plot(args.plot)
     for path in filter(None, (args.plot, args.trace, args.save_hardware)):

@@ -95,6 +95,7 @@ def record(
     settings = EngineConfig.of(
         dtype="float32", device="cpu", kernels="torch", quantization="dequantize",
         kv_blocks=BLOCKS, block_size=BLOCK_SIZE, max_step_tokens=STEP_TOKENS, prefix_cache=False,
+        speculate="off",
     )  # fmt: skip
     loaded = load_model(name, settings, layers=False)
     samples: list[Sample] = []

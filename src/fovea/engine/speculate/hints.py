@@ -72,6 +72,5 @@ class Hints:
 
     def _keys(self, seq: Sequence) -> list[tuple[object, str, str]]:
         """The images, the latest first: most questions are about it."""
-        return [
-            (seq.client, seq.salt, key) for key in dict.fromkeys(span.key for span in reversed(seq.spans))
-        ]
+        images = dict.fromkeys(span.key for span in reversed(seq.spans[-MOST_IMAGES:]))
+        return [(seq.client, seq.salt, key) for key in images]
