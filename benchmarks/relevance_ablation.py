@@ -51,7 +51,7 @@ COUNT, DETAIL_COUNT = 15, 45
 EVERYTHING = "everything"
 Part = Callable[["Chunk"], AbstractContextManager[Any]]
 """Takes a part away while a chunk is asked."""
-Asked = tuple[Case, Visual]
+DraftRequest = tuple[Case, Visual]
 """A case with its decoded images."""
 
 
@@ -62,7 +62,7 @@ class Chunk:
     budget: the engine's component that writes the prompts of a look.
     """
 
-    cases: Sequence[Asked]
+    cases: Sequence[DraftRequest]
     budget: VisualBudget
 
     def other_questions(self) -> dict[str, str]:
@@ -210,7 +210,9 @@ async def ask(
     return Ablation(tuple(kinds), {key: tuple(values) for key, values in right.items()})
 
 
-async def _answers(runner: CaseRunner, asked: Sequence[Asked], keep: float, concurrency: int) -> list[bool]:
+async def _answers(
+    runner: CaseRunner, asked: Sequence[DraftRequest], keep: float, concurrency: int
+) -> list[bool]:
     budget = PixelBudget(visual=VisualTokens(RELEVANCE, keep))
     free = asyncio.Semaphore(concurrency)
 

@@ -21,7 +21,7 @@ from fovea import Engine
 from fovea.core.types import ChatPrompt
 from fovea.engine.schedule.draft_budget import DraftBudget
 from fovea.engine.sequence import Drafts, Sequence
-from fovea.engine.speculate.speculator import Asked
+from fovea.engine.speculate.speculator import DraftRequest
 from fovea.planner.option import speculation
 from oracle_drafts import Oracle, chance_for
 from speculation_runs import OFF, Answer, Differs, Engines, ask, crowds, of_medians, rotated
@@ -84,7 +84,7 @@ def _use_oracle(engine: Engine) -> Oracle:
 def _compute_every_draft(engine: Engine, oracle: Oracle) -> None:
     """Compute all drafts of an oracle, whatever they cost and however often they were wrong."""
 
-    def propose(asked: Seq[Asked]) -> dict[str, Drafts]:
+    def propose(asked: Seq[DraftRequest]) -> dict[str, Drafts]:
         found = {
             each.seq.id: oracle.draft(each.seq, [*each.seq.output_ids, *each.new], oracle.drafts).tokens
             for each in asked

@@ -25,7 +25,7 @@ from fovea.core.media import Image
 from fovea.engine.files import read_json
 from fovea.engine.load import resolve
 from fovea.engine.speculate import speculator
-from fovea.engine.speculate.speculator import Asked, Computed
+from fovea.engine.speculate.speculator import DeviceDrafter, DraftRequest
 from fovea.engine.speculate.texts import Continuation
 from tests.support.reference import Reference
 
@@ -173,7 +173,7 @@ class DraftLog:
         return found
 
 
-def computed(machine: Engine) -> Computed:
+def computed(machine: Engine) -> DeviceDrafter:
     """The only computed drafter of an engine."""
     assert machine.parts.speculator is not None
     (drafter,) = machine.parts.speculator.computed
@@ -196,7 +196,7 @@ def draft_always(machine: Engine, monkeypatch: pytest.MonkeyPatch) -> DraftLog:
     worth.gain, worth.note_gain = 1e12, lambda right: None  # type: ignore[method-assign]
     log, draft = DraftLog(), drafter.draft
 
-    def logged(asked: Sequence[Asked], most: int) -> dict[str, Continuation]:
+    def logged(asked: Sequence[DraftRequest], most: int) -> dict[str, Continuation]:
         found = draft(asked, most)
         for seq, new in asked:
             if seq.id in found:

@@ -161,7 +161,7 @@ def assemble(
     encoder = VisualEncoder(model, loaded.processor, embeddings, regions, heads=loaded.look_heads)
     times = StepTimes(config.schedule.target_percentile)
     budget = DraftBudget(times)
-    speculator = _speculator(config.speculation, budget)
+    speculator = _speculator(config.speculation, budget, tokenizer.eos_ids)
     runner = Runner(
         model,
         embeddings,
@@ -260,7 +260,9 @@ def _measure(
     return measure(memory, make, config, loaded.processor, context, padding, copies)
 
 
-def _speculator(settings: SpeculationSettings, budget: DraftBudget) -> Speculator | None:
+def _speculator(
+    settings: SpeculationSettings, budget: DraftBudget, ends: frozenset[int]
+) -> Speculator | None:
     """Return the drafters, of which those that find drafts in texts are ready; None: none may be used."""
     store = settings.answer_cache_mib * MIB // 2
     known: dict[str, Callable[[], Drafter]] = {
@@ -271,7 +273,7 @@ def _speculator(settings: SpeculationSettings, budget: DraftBudget) -> Speculato
     drafters = [known[name]() for name in settings.drafters if name in known]
     if not settings.drafters:
         return None
-    return Speculator(drafters, settings.speculative_tokens, budget)
+    return Speculator(drafters, settings.speculative_tokens, budget, ends)
 
 
 def _sampler(loaded: LoadedModel, config: EngineConfig) -> Sampler:

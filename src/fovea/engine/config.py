@@ -521,37 +521,35 @@ def _speculate(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationSettings:
-    """Speculation: expected tokens of an answer, of which a step verifies several."""
+    """Speculation: drafts, the expected tokens of an answer of which a step verifies several."""
 
     speculate: str = setting(
         "auto",
-        "Who may expect an answer's next tokens, so that one step verifies several: prompt (repetitions of "
+        "Sources of drafts, the expected tokens that one step verifies together: prompt (repetitions of "
         "the prompt), hints (a prediction in the request, earlier answers about the image), answers (earlier "
         "answers to the same client), layer (draft_layer), model (draft_model), or several of them with "
         "commas. auto: all that there are. off: none. Answers are the same, see docs/speculation.md.",
         check=_speculate,
         words="auto, off, or drafters",
     )
-    speculative_tokens: int = setting(
-        5, "Most expected tokens of an answer that a step verifies.", low=1, high=32
-    )
+    speculative_tokens: int = setting(5, "Most drafts of an answer that a step verifies.", low=1, high=32)
     answer_cache_mib: int = setting(
         16,
-        "Ceiling of the texts of earlier answers, in MiB, for the drafters hints and answers. They are kept "
-        "apart by client and cache_salt. 0: none.",
+        "Ceiling of the texts of earlier answers, in MiB; the drafters hints and answers have half each. "
+        "They are kept apart by client and cache_salt. 0: none.",
         low=0,
         high=MOST_MIB,
     )
     draft_layer: str = setting(
         "auto",
-        "A trained layer that expects tokens from the model's own states: the folder of an EAGLE-3 "
-        "checkpoint. auto: the folder eagle3 in the model's folder, or the checkpoint's own layers for "
-        "this (MTP). off: none.",
+        "A trained layer that drafts from the model's own states: the folder of an EAGLE-3 checkpoint (from "
+        "the hub it must be downloaded first). auto: the folder eagle3 in the model's folder, or the MTP "
+        "layer in the model's checkpoint. off: none.",
     )
     draft_model: str = setting(
         "",
-        "A smaller model with the same tokenizer, which expects tokens: a folder, a GGUF file or a hub id. "
-        "Empty: none.",
+        "A smaller model with the same tokenizer, which drafts: a folder, a GGUF file or a hub id. Empty: "
+        "none.",
         words="a model",
     )
     draft_quantization: str = setting("none", "As quantization, for the draft model.", choices=QUANTIZATIONS)

@@ -18,7 +18,14 @@ from fovea.engine.sequence import NO_DRAFTS, Drafts, Sequence
 from fovea.engine.speculate import speculator as speculators
 from fovea.engine.speculate.acceptance import MEMORY, PRIOR, Acceptance, RequestAcceptance, compare
 from fovea.engine.speculate.drafter import Drafter
-from fovea.engine.speculate.speculator import LEAST_CHANCE, LOOK_AFTER, REFUSALS, REST, Asked, Speculator
+from fovea.engine.speculate.speculator import (
+    LEAST_CHANCE,
+    LOOK_AFTER,
+    REFUSALS,
+    REST,
+    DraftRequest,
+    Speculator,
+)
 from fovea.engine.speculate.texts import NOTHING, Continuation
 
 INPUTS = SequenceInputs()
@@ -63,7 +70,7 @@ def speculating(drafters: Seq[Drafter], most: int = 5) -> Speculator:
 
 def propose(speculator: Speculator, seq: Sequence, *tokens: int) -> Drafts:
     """Return the drafts of what follows an answer and new tokens."""
-    return speculator.propose([Asked(seq, list(tokens))]).get(seq.id, NO_DRAFTS)
+    return speculator.propose([DraftRequest(seq, list(tokens))]).get(seq.id, NO_DRAFTS)
 
 
 def advance(speculator: Speculator, seq: Sequence, *tokens: int) -> Drafts:
@@ -299,7 +306,7 @@ class Computing(Planned):
         self.asked: list[list[str]] = []
         self.resting = False
 
-    def draft(self, asked: Seq[Asked], most: int) -> dict[str, Continuation]:  # type: ignore[override]
+    def draft(self, asked: Seq[DraftRequest], most: int) -> dict[str, Continuation]:  # type: ignore[override]
         self.asked.append([each.seq.id for each in asked])
         tokens, shares, _ = self.found
         return {each.seq.id: Continuation([*tokens], [*shares], 0) for each in asked}
@@ -331,7 +338,7 @@ def test_a_computed_drafter_that_takes_longer_than_it_saves_is_left_out_and_trie
     monkeypatch.setattr(speculators, "time", SimpleNamespace(perf_counter=lambda: now))
 
     class Slow(Computing):
-        def draft(self, asked: Seq[Asked], most: int) -> dict[str, Continuation]:  # type: ignore[override]
+        def draft(self, asked: Seq[DraftRequest], most: int) -> dict[str, Continuation]:  # type: ignore[override]
             nonlocal now
             now += 1.0
             return super().draft(asked, most)

@@ -27,7 +27,7 @@ from fovea.engine.layers.draft import DraftLayer
 from fovea.engine.layers.step import DecoderMemory, Step
 from fovea.engine.schedule.plan import Work
 from fovea.engine.sequence import Sequence, Status
-from fovea.engine.speculate.speculator import Asked
+from fovea.engine.speculate.speculator import DraftRequest
 from fovea.engine.speculate.texts import Continuation
 from fovea.kernels.transfer import row_index, to_device
 
@@ -89,7 +89,7 @@ class _Waiting:
 
 
 class LayerDrafter:
-    """A computed drafter, see `speculator.Computed`.
+    """A computed drafter, see `speculator.DeviceDrafter`.
 
     layer: the trained layer.
     least_chance: see LEAST_CHANCE.
@@ -121,7 +121,7 @@ class LayerDrafter:
 
     @property
     def resting(self) -> bool:
-        """See `speculator.Computed`. While it rests it takes in no states."""
+        """See `speculator.DeviceDrafter`. While it rests it takes in no states."""
         return self._resting
 
     @resting.setter
@@ -183,12 +183,12 @@ class LayerDrafter:
                     waiting.add(item.work.start, part.clone() if count < len(states) else part)
 
     @torch.inference_mode()
-    def draft(self, asked: Seq[Asked], most: int) -> dict[str, Continuation]:
+    def draft(self, asked: Seq[DraftRequest], most: int) -> dict[str, Continuation]:
         """Return up to `most` drafts of each sequence, by its id.
 
         Sequences whose first token is new get none yet.
         """
-        rows: list[Asked] = []
+        rows: list[DraftRequest] = []
         room = MOST_ROWS
         for each in asked:
             waiting = self._waiting.get(each.seq.id)
@@ -204,7 +204,7 @@ class LayerDrafter:
             self._chain(rows, found, most)
         return found
 
-    def _chain(self, rows: list[Asked], found: dict[str, Continuation], most: int) -> None:
+    def _chain(self, rows: list[DraftRequest], found: dict[str, Continuation], most: int) -> None:
         """Compute the waiting rows, and then one row for each further draft."""
         work, outputs = self._compute_waiting([(self._waiting[each.seq.id], each.new) for each in rows])
         ends = np.cumsum([item.count for item in work]) - 1

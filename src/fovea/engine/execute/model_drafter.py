@@ -30,7 +30,7 @@ from fovea.engine.layers.step import DecoderMemory
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.schedule.plan import Work
 from fovea.engine.sequence import Sequence
-from fovea.engine.speculate.speculator import Asked
+from fovea.engine.speculate.speculator import DraftRequest
 from fovea.engine.speculate.texts import Continuation
 from fovea.engine.vision.processor.base import ProcessedImage
 from fovea.kernels.transfer import row_index, to_device
@@ -81,7 +81,7 @@ class _Shadow:
 
 
 class ModelDrafter:
-    """A computed drafter, see `speculator.Computed`.
+    """A computed drafter, see `speculator.DeviceDrafter`.
 
     model: the draft model. Its kernels and type may differ from the target's.
     least_chance: see LEAST_CHANCE.
@@ -119,7 +119,7 @@ class ModelDrafter:
             self._judge(shadow)
 
     @torch.inference_mode()
-    def draft(self, asked: Seq[Asked], most: int) -> dict[str, Continuation]:
+    def draft(self, asked: Seq[DraftRequest], most: int) -> dict[str, Continuation]:
         """Return up to `most` drafts of each sequence, by its id.
 
         A sequence whose first token is new, or for which no blocks are free, gets none.
@@ -240,9 +240,9 @@ class ModelDrafter:
         known = self._shadows.get(seq.id)
         if known is not None:
             return known
-        held = self._pixels.pop(seq.id, {})
-        form = self._choose() if held else None
-        rows_of = {key: self._image(pixels, form) for key, pixels in held.items()} if form else {}
+        held = self._pixels.pop(seq.id, None)
+        form = None if held is None else self._choose() if held else 0
+        rows_of = {key: self._image(pixels, form) for key, pixels in held.items()} if held and form else {}
         ids: list[int] = []
         columns: list[NDArray[np.int64]] = []
         images: list[tuple[int, Tensor]] = []
@@ -268,13 +268,15 @@ class ModelDrafter:
     def _hold_pixels(self, seq: Sequence) -> None:
         """Keep the pixels of a sequence's images for the next step. After its first token they are gone."""
         if self.model.image_token_id is not None and seq.spans:
-            sources, held = self._inputs[seq.id].pixels, {}
+            held = self._pixels[seq.id] = {}
+            if not self._choose():
+                return
+            sources = self._inputs[seq.id].pixels
             for key in {span.key for span in seq.spans if not span.full_tokens}:
                 source = sources.get(key)
                 if source is not None:
                     with suppress(FoveaError):  # a client that has left, for example
                         held[key] = source()
-            self._pixels[seq.id] = held
 
     def _image(self, pixels: ProcessedImage, form: int) -> Tensor:
         """Return the draft model's tokens of an image, each the mean of some."""

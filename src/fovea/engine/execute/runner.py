@@ -42,7 +42,7 @@ from fovea.engine.sample.sampler import Pending, Sampler
 from fovea.engine.schedule.decode_batches import Padding
 from fovea.engine.schedule.plan import EncodeJob, StepPlan, Work
 from fovea.engine.sequence import Drafts, ImageSpan, Sequence
-from fovea.engine.speculate.speculator import Asked, Speculator
+from fovea.engine.speculate.speculator import DraftRequest, Speculator
 from fovea.engine.step.executor import StepOutOfMemory, StepResult
 from fovea.engine.step.positions import mrope_positions, place, plain_positions
 from fovea.engine.tiers import SlowerTiers
@@ -320,7 +320,7 @@ class Runner:
             if layer is not None and states is not None and not layer.resting:
                 new = {seq.id: tokens for seq, tokens in got}
                 layer.note(*states, new, keep=speculator.worthwhile)
-            return speculator.propose([Asked(*each) for each in got])
+            return speculator.propose([DraftRequest(*each) for each in got])
 
         return self._safely(propose, {})
 

@@ -96,14 +96,14 @@ class _Record:
     passed: int = 0
 
 
-class Asked(NamedTuple):
+class DraftRequest(NamedTuple):
     """A sequence for which drafts are wanted. new: tokens it has just got, which it does not know yet."""
 
     seq: Sequence
     new: list[int]
 
 
-class Computed(Protocol):
+class DeviceDrafter(Protocol):
     """A drafter that computes its drafts on the device, for all sequences of a step together.
 
     name: as in the setting `speculate` and in metrics.
@@ -118,7 +118,7 @@ class Computed(Protocol):
         """Begin with a sequence."""
         ...
 
-    def draft(self, asked: Seq[Asked], most: int) -> dict[str, Continuation]:
+    def draft(self, asked: Seq[DraftRequest], most: int) -> dict[str, Continuation]:
         """Return up to `most` drafts of each sequence, by its id. A sequence may get none."""
         ...
 
@@ -135,18 +135,22 @@ class Speculator:
         better than texts, as long as that saves more time than it takes.
     most: most drafts of a sequence.
     budget: knows whether drafts are worthwhile at present.
+    ends: token ids that end an answer. Nothing is proposed after one.
     """
 
-    def __init__(self, drafters: Seq[Drafter], most: int, budget: DraftBudget) -> None:
+    def __init__(
+        self, drafters: Seq[Drafter], most: int, budget: DraftBudget, ends: frozenset[int] = frozenset()
+    ) -> None:
         self.drafters = tuple(drafters)
-        self.computed: list[Computed] = []
+        self.computed: list[DeviceDrafter] = []
         self.most = most
+        self._ends = ends
         self.acceptance = Acceptance()
         self._budget = budget
         self._records: dict[str, _Record] = {}
         self.worth: dict[str, Worth] = {}
 
-    def use(self, computed: Computed) -> None:
+    def use(self, computed: DeviceDrafter) -> None:
         """Use a drafter that computes drafts, after those that are used already."""
         self.computed.append(computed)
         self.worth[computed.name] = Worth()
@@ -178,7 +182,7 @@ class Speculator:
         for drafter in self.drafters:
             drafter.clear()
 
-    def propose(self, asked: Seq[Asked]) -> dict[str, Drafts]:
+    def propose(self, asked: Seq[DraftRequest]) -> dict[str, Drafts]:
         """Return drafts of what follows each of some answers, by the id of its sequence."""
         known = [each for each in asked if each.seq.id in self._records]
         looked = [each for each in known if self._look(each)]
@@ -191,7 +195,7 @@ class Speculator:
             self._records[name].chosen = drafts.drafter
         return best
 
-    def _ask(self, drafter: Computed, looked: Seq[Asked], best: dict[str, Drafts]) -> None:
+    def _ask(self, drafter: DeviceDrafter, looked: Seq[DraftRequest], best: dict[str, Drafts]) -> None:
         """Ask a computed drafter for answers for which it is expected to do better, if that saves time."""
         worth = self.worth[drafter.name]
         drafter.resting = worth.rests
@@ -225,14 +229,14 @@ class Speculator:
             self._records[name].found[drafter.name] = found
             best[name] = self._best(name)
 
-    def _drop(self, drafter: Computed) -> None:
+    def _drop(self, drafter: DeviceDrafter) -> None:
         """Use a drafter no more, and let it free what it has of each sequence."""
         self.computed.remove(drafter)
         drafter.resting = True
         for seq in [record.seq for record in self._records.values()]:
             drafter.remove(seq)
 
-    def _look(self, asked: Asked) -> bool:
+    def _look(self, asked: DraftRequest) -> bool:
         """Compare what was found with the new tokens, and look in texts. Returns whether this was done."""
         seq, new = asked
         record = self._records[seq.id]
@@ -263,9 +267,16 @@ class Speculator:
         best, most = NO_DRAFTS, 0.0
         for drafter, found in record.found.items():
             chances = self._chances(record, drafter, found)
+            if not record.seq.sampling.ignore_eos:
+                chances = chances[: self._length(found.tokens)]
             if sum(chances) > most:
                 best, most = Drafts(found.tokens[: len(chances)], chances, 0, drafter), sum(chances)
         return best
+
+    def _length(self, tokens: Seq[int]) -> int:
+        """Return the number of tokens up to the first that ends the answer, this one included."""
+        ends = (count for count, token in enumerate(tokens, 1) if token in self._ends)
+        return next(ends, len(tokens))
 
     def _chances(self, record: _Record, drafter: str, found: Continuation) -> list[float]:
         """Return the probabilities that each draft and all before it are right, down to LEAST_CHANCE."""

@@ -322,7 +322,7 @@ class Stepper:
     def _give_up(self, step: Step) -> list[str]:
         """Let the scheduler abandon a step. Returns the ids of its sequences, in the order of arrival."""
         self.scheduler.abandon(step.plan)
-        self._ended = None
+        self._ended, self.drafts.drafting_s = None, 0.0
         involved = [self.sequences[name] for name in step.involved if name in self.sequences]
         return [seq.id for seq in sorted(involved, key=BY_ARRIVAL)]
 
