@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given
 
 from fovea.core.sampling import SamplingParams
-from fovea.engine.schedule.draft_budget import LEAST_GAIN, MOST_EXCESS, SIZES, DraftBudget
+from fovea.engine.schedule.draft_budget import (
+    FIRST_PAUSE,
+    LEAST_GAIN,
+    MOST_EXCESS,
+    SIZES,
+    TRIAL,
+    DraftBudget,
+    Use,
+)
 from fovea.engine.schedule.step_times import StepTimes
 from fovea.engine.sequence import Drafts, Sequence
 from fovea.planner.cost import Composition
@@ -233,3 +241,25 @@ def test_ratios_stay_in_their_range(seconds: list[float], counts: list[int]) -> 
     for rows in counts:
         chooser.observe(Composition(rows, rows), seconds[rows - 1])
         assert 0 < chooser.seconds(rows, 1.0) <= rows * MOST_EXCESS
+
+
+def test_speculation_that_loses_as_a_whole_pauses_for_ever_longer_times() -> None:
+    """Looking for drafts took longer than the drafts saved, which no decision about one step could see."""
+    chooser = budget(lambda rows: 1.0)
+
+    def steps(seconds: float, tokens: int) -> int:
+        """Return the number of steps in a row without speculation, after it was judged once."""
+        for _ in range(TRIAL):
+            chooser.drafting_s = 0.2
+            chooser.observe(Composition(1, 4), seconds, Use(tokens, 1, 1))
+        paused = 0
+        while True:
+            chooser.choose([decoding(0.9)])
+            if chooser.worthwhile:
+                return paused
+            paused += 1
+
+    assert steps(1.2, 1) == FIRST_PAUSE - 1
+    assert steps(1.2, 1) == 2 * FIRST_PAUSE - 1
+    assert steps(1.2, 2) == 0, "two tokens in a step are worth the time"
+    assert steps(1.2, 1) == FIRST_PAUSE - 1

@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
 from fovea.engine.schedule.step_times import StepTimes
 from fovea.engine.sequence import Sequence
@@ -25,16 +26,33 @@ WEIGHT = 0.1
 """Weight of a new ratio in the average of its number of rows."""
 ELSEWHERE = 0.02
 """Weight of a ratio for all other numbers of rows: one that was not tried lately is expected to be alike."""
+TRIAL = 48
+"""Steps after which speculation is judged as a whole."""
+FIRST_PAUSE, LONGEST_PAUSE = 64, 2048
+"""Steps for which it pauses if it loses. The next pause is twice as long, until it wins."""
 SIZES = (*range(1, 17), *range(20, 65, 4), *range(80, 257, 16))
 """Numbers of rows that are told apart. Others count as the next larger one."""
 MOST_EXCESS = 2.0
 """Highest ratio that one step can have, so that a stall of the machine counts little."""
 
 
+class Use(NamedTuple):
+    """The use of drafts in a step.
+
+    tokens: new tokens of its answers. plain_tokens, plain_rows: tokens and rows that there would have been
+        without drafters, those that grammars force included.
+    """
+
+    tokens: int
+    plain_tokens: int
+    plain_rows: int
+
+
 class DraftBudget:
     """The drafts that are worth their rows, from measured times of steps.
 
     times: predicts durations of steps.
+    drafters: whether there are any, so that speculation has to be judged.
     left_out: drafts that were found, but would have cost more than they would have brought.
     context: mean number of tokens to which the rows of the latest step attended.
     worthwhile: whether the latest step with drafts on offer took any, or no step had the choice yet.
@@ -45,10 +63,13 @@ class DraftBudget:
     def __init__(self, times: StepTimes) -> None:
         self.times = times
         self.left_out = 0
+        self.drafters = False
         self.worthwhile = True
         self.context = 0.0
         self.drafting_s = 0.0
         self._ratios = [1.0] * len(SIZES)
+        self._pause, self._next_pause = 0, FIRST_PAUSE
+        self._begin_trial()
 
     def choose(self, sequences: Iterable[Sequence]) -> None:
         """Shorten the drafts of sequences to those that are worth their rows.
@@ -60,15 +81,16 @@ class DraftBudget:
         """
         decodes = [seq for seq in sequences if seq.decoding]
         if not decodes:
-            self.worthwhile = self._pays(1)  # of the answer that begins next
+            self.worthwhile = not self._pause and self._pays(1)  # of the answer that begins next
             return
+        self._pause = max(0, self._pause - 1)
         self.context = self._context(decodes)
         offers = sorted(
             ((chance, number) for number, seq in enumerate(decodes) for chance in seq.chances[seq.forced :]),
             reverse=True,
         )
         if not offers:
-            self.worthwhile = self._pays(len(decodes))
+            self.worthwhile = not self._pause and self._pays(len(decodes))
             return
         taken = self._taken(decodes, [chance for chance, _ in offers])
         counts = [seq.forced for seq in decodes]
@@ -78,7 +100,7 @@ class DraftBudget:
             if count < len(seq.drafts):
                 self.left_out += len(seq.drafts) - count
                 seq.keep_drafts(count)
-        self.worthwhile = taken > 0 or self._pays(len(decodes))
+        self.worthwhile = not self._pause and (taken > 0 or self._pays(len(decodes)))
 
     def _taken(self, decodes: Seq[Sequence], chances: Seq[float]) -> int:
         """Return how many drafts the step computes. chances: of all of them, the highest first."""
@@ -111,6 +133,30 @@ class DraftBudget:
             self.seconds(rows, self.context) + seconds
         )
 
+    def _judge(self, use: Use, seconds: float) -> None:
+        """Compare steps with speculation with what they would have been without it, and pause it if it loses.
+
+        Looking for drafts takes time, too, which no single decision can see. On a small model it may take
+        longer than the drafts save. seconds: of the step, with the time for drafts of the next one.
+        """
+        if self._pause:
+            return
+        self._steps += 1
+        self._tokens += use.tokens
+        self._seconds += seconds
+        self._plain_tokens += use.plain_tokens
+        self._plain_seconds += self.seconds(use.plain_rows, self.context)
+        if self._steps < TRIAL:
+            return
+        loses = self._tokens * self._plain_seconds < self._plain_tokens * self._seconds
+        self._pause = self._next_pause if loses else 0
+        self._next_pause = min(2 * self._next_pause, LONGEST_PAUSE) if loses else FIRST_PAUSE
+        self._begin_trial()
+
+    def _begin_trial(self) -> None:
+        self._steps = self._tokens = self._plain_tokens = 0
+        self._seconds = self._plain_seconds = 0.0
+
     def _context(self, decodes: Seq[Sequence]) -> float:
         return sum(seq.length - seq.dropped for seq in decodes) / len(decodes)
 
@@ -122,11 +168,16 @@ class DraftBudget:
         ratio = self._ratios[min(bisect_left(SIZES, rows), len(SIZES) - 1)]
         return self.times.seconds(Composition(rows, int(rows * context))) * ratio
 
-    def observe(self, composition: Composition, seconds: float) -> None:
-        """Learn from a step. Only steps that do nothing but decode tell the cost of rows."""
-        seconds, self.drafting_s = max(0.0, seconds - self.drafting_s), 0.0
+    def observe(self, composition: Composition, seconds: float, use: Use | None = None) -> None:
+        """Learn from a step. Only steps that do nothing but decode tell the cost of rows.
+
+        use: of its drafts; None: there are no drafters.
+        """
+        whole, seconds, self.drafting_s = seconds, max(0.0, seconds - self.drafting_s), 0.0
         if composition.prompt_tokens or not composition.decodes or not self.times.measured:
             return
+        if use is not None and use.plain_tokens:
+            self._judge(use, whole)
         predicted = self.times.seconds(composition)
         if predicted <= 0:
             return

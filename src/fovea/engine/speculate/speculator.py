@@ -147,6 +147,7 @@ class Speculator:
         self._ends = ends
         self.acceptance = Acceptance()
         self._budget = budget
+        budget.drafters = True
         self._records: dict[str, _Record] = {}
         self.worth: dict[str, Worth] = {}
 
@@ -184,6 +185,13 @@ class Speculator:
 
     def propose(self, asked: Seq[DraftRequest]) -> dict[str, Drafts]:
         """Return drafts of what follows each of some answers, by the id of its sequence."""
+        began = time.perf_counter()
+        try:
+            return self._propose(asked)
+        finally:
+            self._budget.drafting_s += time.perf_counter() - began
+
+    def _propose(self, asked: Seq[DraftRequest]) -> dict[str, Drafts]:
         known = [each for each in asked if each.seq.id in self._records]
         looked = [each for each in known if self._look(each)]
         if not self._budget.worthwhile:
@@ -222,7 +230,6 @@ class Speculator:
             self._drop(drafter)
             return
         seconds = time.perf_counter() - began
-        self._budget.drafting_s += seconds
         if answers:
             worth.learn(seconds, sum(len(found.tokens) for found in answers.values()) / len(answers))
         for name, found in answers.items():

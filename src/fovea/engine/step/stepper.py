@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from fovea.core.measure import Tally
 from fovea.core.types import FinishReason
 from fovea.engine.job import SequenceInputs
-from fovea.engine.schedule.draft_budget import DraftBudget
+from fovea.engine.schedule.draft_budget import DraftBudget, Use
 from fovea.engine.schedule.first_tokens import FirstTokens, LodCosts
 from fovea.engine.schedule.itl_limit import FEWEST_TOKENS, BatchControl, DecodeBound, ItlLimit
 from fovea.engine.schedule.plan import StepPlan, composition_of, composition_of_decodes
@@ -236,6 +236,19 @@ class Stepper:
                 self.first_tokens.observe(seq_id, now)
             self.scheduler.settle(seq, [pick.token for pick in picks], result.drafts.get(seq_id, NO_DRAFTS))
 
+    def _use(self, step: Step, result: StepResult) -> Use | None:
+        """Return the use of the step's drafts; None: there are no drafters."""
+        if not self.drafts.drafters:
+            return None
+        tokens = plain_tokens = plain_rows = 0
+        for item in step.plan.work:
+            picks = len(result.sampled.get(item.seq.id, ()))
+            forced = min(item.seq.forced, item.draft) if item.seq.drafts else 0
+            tokens += picks
+            plain_rows += 1 + forced
+            plain_tokens += min(picks, 1 + forced)
+        return Use(tokens, plain_tokens, plain_rows)
+
     def _count_drafts(self, step: Step, result: StepResult) -> None:
         """Count the step's drafts. For before the scheduler's update, which changes the sequences."""
         for item in step.plan.work:
@@ -293,7 +306,7 @@ class Stepper:
         if composition.decodes:
             self.itl_limit.late_steps.observe(0 < self.itl_limit.target_s < gap_s)
             self.batch.observe(gap_s)
-        self.drafts.observe(composition, gap_s - result.encode_s)
+        self.drafts.observe(composition, gap_s - result.encode_s, self._use(step, result))
         self.times.observe(composition, gap_s - result.encode_s)
 
     def abandon(self, step: Step) -> str | None:
