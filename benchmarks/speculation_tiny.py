@@ -9,6 +9,7 @@ about its image are forgotten. Otherwise a question that is asked again would fi
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ from fovea.evaluation.scenes.compose import random_size
 from fovea.evaluation.scenes.dataset import content
 from fovea.evaluation.scenes.structured import TOOLS
 from speculation_runs import (
+    ALWAYS,
     OFF,
     Answer,
     Engines,
@@ -48,7 +50,7 @@ from speculation_runs import (
 MODEL = "fovea-tiny"
 EARLIER_SEED = 1
 LONGEST_ANSWER = 96
-DRAFTERS = {"prompt": "prompt", "answers": "answers", "layer": "layer", "auto": "auto"}
+DRAFTERS = {"prompt": "prompt", "answers": "answers", "layer": "layer", ALWAYS: "layer", "auto": "auto"}
 STREAMS = 8
 END = "<|im_end|>"
 """The token with which fovea-tiny ends an answer."""
@@ -62,13 +64,25 @@ def engines(args: argparse.Namespace, drafters: Mapping[str, str]) -> Iterator[E
     with Engines(args.model, drafters, {}, **settings) as found:
         for name in list(drafters):
             speculator = found[name].parts.speculator
-            if name == "layer" and speculator is not None and not speculator.computed:
+            if name in ("layer", ALWAYS) and speculator is not None and not speculator.computed:
                 found.engines.pop(name).shutdown()
                 print(f"{args.model} has no draft layer, so the drafter `layer` is left out", file=sys.stderr)
+        if ALWAYS in found.engines:
+            draft_always(found[ALWAYS])
         for name in found.stores:
             put_earlier_answers(found[name], args.earlier)
         found.fix()
         yield found
+
+
+def draft_always(engine: Engine) -> None:
+    """Let the layer draft in every step, and let steps compute all drafts, whether that pays or not."""
+    budget, speculator = engine.loop.stepper.drafts, engine.parts.speculator
+    assert speculator is not None
+    budget.choose = lambda sequences: None  # type: ignore[method-assign]
+    budget.pays_to_compute = lambda *figures: True  # type: ignore[method-assign]
+    for worth in speculator.worth.values():
+        worth.gain, worth.note_gain = math.inf, lambda right: None  # type: ignore[method-assign]
 
 
 def put_earlier_answers(engine: Engine, count: int) -> None:
