@@ -31,6 +31,8 @@ from fovea.engine.speculate.hints import Hints
 ROOT = Path(__file__).resolve().parent.parent
 OFF = "off"
 ALL = "all"
+ALL_DRAFTERS = "all of them"
+"""The engine with all drafters by their names. `auto` lets them rest where looking is not cheap."""
 ALWAYS = "layer, always"
 """The engine whose layer drafts in every step, whether that pays or not."""
 GREEDY: dict[str, Any] = {"temperature": 0.0}

@@ -34,6 +34,7 @@ from fovea.evaluation.scenes.compose import random_size
 from fovea.evaluation.scenes.dataset import content
 from fovea.evaluation.scenes.structured import TOOLS
 from speculation_runs import (
+    ALL_DRAFTERS,
     ALWAYS,
     OFF,
     Answer,
@@ -50,7 +51,14 @@ from speculation_runs import (
 MODEL = "fovea-tiny"
 EARLIER_SEED = 1
 LONGEST_ANSWER = 96
-DRAFTERS = {"prompt": "prompt", "answers": "answers", "layer": "layer", ALWAYS: "layer", "auto": "auto"}
+DRAFTERS = {
+    "prompt": "prompt",
+    "answers": "answers",
+    "layer": "layer",
+    ALWAYS: "layer",
+    ALL_DRAFTERS: "prompt,hints,answers,layer",
+    "auto": "auto",
+}
 STREAMS = 8
 END = "<|im_end|>"
 """The token with which fovea-tiny ends an answer."""

@@ -273,6 +273,7 @@ def _speculator(
     drafters = [known[name]() for name in settings.drafters if name in known]
     if not settings.drafters:
         return None
+    budget.careful = settings.speculate == "auto"  # who names drafters wants them
     return Speculator(drafters, settings.speculative_tokens, budget, ends)
 
 

@@ -528,7 +528,8 @@ class SpeculationSettings:
         "Sources of drafts, the expected tokens that one step verifies together: prompt (repetitions of "
         "the prompt), hints (a prediction in the request, earlier answers about the image), answers (earlier "
         "answers to the same client), layer (draft_layer), model (draft_model), or several of them with "
-        "commas. auto: all that there are. off: none. Answers are the same, see docs/speculation.md.",
+        "commas. auto: all that there are, as long as looking for drafts takes at most 2% of a step. off: "
+        "none. Answers are the same, see docs/speculation.md.",
         check=_speculate,
         words="auto, off, or drafters",
     )

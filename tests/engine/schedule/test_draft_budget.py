@@ -44,7 +44,9 @@ class KnownTimes(StepTimes):
 
 
 def budget(seconds: Callable[[int], float]) -> DraftBudget:
-    return DraftBudget(KnownTimes(seconds))
+    found = DraftBudget(KnownTimes(seconds))
+    found.drafters = True
+    return found
 
 
 def decoding(*chances: float, forced: int = 0, name: str = "a", drafter: str = "prompt") -> Sequence:
@@ -161,6 +163,7 @@ def test_whether_drafts_are_worth_looking_for_is_known_without_drafts() -> None:
 
 def test_before_a_measurement_proportions_decide() -> None:
     chooser = DraftBudget(StepTimes())
+    chooser.drafters = True
     seq = decoding(0.9, 0.8)
     chooser.observe(Composition(2, 8), 1.0)  # nothing to compare it with
     chooser.choose([seq])
@@ -263,3 +266,13 @@ def test_speculation_that_loses_as_a_whole_pauses_for_ever_longer_times() -> Non
     assert steps(1.2, 1) == 2 * FIRST_PAUSE - 1
     assert steps(1.2, 2) == 0, "two tokens in a step are worth the time"
     assert steps(1.2, 1) == FIRST_PAUSE - 1
+
+
+def test_a_careful_budget_looks_for_drafts_only_where_that_is_cheap() -> None:
+    chooser = budget(lambda rows: 1.0)
+    for careful, seconds, expected in ((True, 0.019, True), (True, 0.021, False), (False, 0.5, True)):
+        chooser.careful = careful
+        for _ in range(200):
+            chooser.note_looking(seconds)
+        chooser.choose([decoding(0.9)])
+        assert chooser.worthwhile is expected

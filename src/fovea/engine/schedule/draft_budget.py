@@ -26,6 +26,8 @@ WEIGHT = 0.1
 """Weight of a new ratio in the average of its number of rows."""
 ELSEWHERE = 0.02
 """Weight of a ratio for all other numbers of rows: one that was not tried lately is expected to be alike."""
+MOST_LOOKING = 0.02
+"""Largest part of a step that a careful budget lets looking for drafts take."""
 TRIAL = 48
 """Steps after which speculation is judged as a whole."""
 FIRST_PAUSE, LONGEST_PAUSE = 64, 2048
@@ -53,6 +55,7 @@ class DraftBudget:
 
     times: predicts durations of steps.
     drafters: whether there are any, so that speculation has to be judged.
+    careful: drafts are looked for only as long as this takes a small part of a step.
     left_out: drafts that were found, but would have cost more than they would have brought.
     context: mean number of tokens to which the rows of the latest step attended.
     worthwhile: whether the latest step with drafts on offer took any, or no step had the choice yet.
@@ -63,7 +66,8 @@ class DraftBudget:
     def __init__(self, times: StepTimes) -> None:
         self.times = times
         self.left_out = 0
-        self.drafters = False
+        self.drafters = self.careful = False
+        self._looking_s = 0.0
         self.worthwhile = True
         self.context = 0.0
         self.drafting_s = 0.0
@@ -79,6 +83,8 @@ class DraftBudget:
         sequences: all that run. Those that do not decode yet have no rows here: a draft is not worth more
             because the step is long anyway, for a prompt that waits would get its first token later.
         """
+        if not self.drafters:
+            return
         decodes = [seq for seq in sequences if seq.decoding]
         if not decodes:
             self.worthwhile = not self._pause and self._pays(1)  # of the answer that begins next
@@ -100,7 +106,7 @@ class DraftBudget:
             if count < len(seq.drafts):
                 self.left_out += len(seq.drafts) - count
                 seq.keep_drafts(count)
-        self.worthwhile = not self._pause and (taken > 0 or self._pays(len(decodes)))
+        self.worthwhile = not self._pause and self._pays(len(decodes))
 
     def _taken(self, decodes: Seq[Sequence], chances: Seq[float]) -> int:
         """Return how many drafts the step computes. chances: of all of them, the highest first."""
@@ -114,8 +120,17 @@ class DraftBudget:
                 best, best_rate = count, rate
         return best
 
+    def note_looking(self, seconds: float) -> None:
+        """Learn how long it took to look for drafts in texts in one step."""
+        self._looking_s += (WEIGHT if self._looking_s else 1.0) * (seconds - self._looking_s)
+
     def _pays(self, rows: int) -> bool:
-        """Whether a draft for each sequence would be worth its row if all of them were certain."""
+        """Whether a draft for each sequence would be worth its row if all of them were certain.
+
+        If `careful`, looking for drafts must also be cheap beside a step, so that it cannot lose much.
+        """
+        if self.careful and self._looking_s > MOST_LOOKING * self.seconds(rows, self.context):
+            return False
         return 2 * self.seconds(rows, self.context) > LEAST_GAIN * self.seconds(2 * rows, self.context)
 
     def pays_to_compute(

@@ -193,7 +193,10 @@ class Speculator:
 
     def _propose(self, asked: Seq[DraftRequest]) -> dict[str, Drafts]:
         known = [each for each in asked if each.seq.id in self._records]
+        began = time.perf_counter()
         looked = [each for each in known if self._look(each)]
+        if looked:  # as if all had been looked at: under load, only some are
+            self._budget.note_looking((time.perf_counter() - began) * len(known) / len(looked))
         if not self._budget.worthwhile:
             return {}
         best = {each.seq.id: self._best(each.seq.id) for each in looked}
@@ -226,7 +229,7 @@ class Speculator:
             answers = drafter.draft(weak, self.most)
         except Exception:
             # Drafts only save time. Out of memory, or a broken layer: the others go on.
-            log.exception("drafts by the %s failed; it is not asked until the next start", drafter.name)
+            log.exception("drafts failed: the drafter %r is not asked until the next start", drafter.name)
             self._drop(drafter)
             return
         seconds = time.perf_counter() - began
