@@ -436,7 +436,7 @@ def test_a_layer_that_is_found_and_does_not_fit_is_left_out(
         tensors = load_file(folder / "model.safetensors")
         del tensors["mtp.fc.weight"]
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    with engine(folder, speculate="layer") as machine:
+    with engine(folder, speculate="auto") as machine:
         assert machine.parts.speculator is None or not machine.parts.speculator.computed
         assert len(machine.generate(QUESTION, **GREEDY).token_ids[0]) == 6
         assert_idle(machine)
