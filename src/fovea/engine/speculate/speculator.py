@@ -35,6 +35,8 @@ WEIGHT = 0.05
 """Weight of new drafts in the averages of a computed drafter."""
 REFUSALS, REST = 32, 512
 """A computed drafter that did not pay so many times in a row rests for so many steps, and is tried again."""
+IDLE = 64
+"""Steps without worthwhile drafts after which computed drafters rest: the decoder hands out no states."""
 HOPE = 0.9
 """Factor of its expected seconds after a rest."""
 
@@ -145,6 +147,7 @@ class Speculator:
         self.computed: list[DeviceDrafter] = []
         self.most = most
         self._ends = ends
+        self._idle = 0
         self.acceptance = Acceptance()
         self._budget = budget
         budget.drafters = True
@@ -198,7 +201,12 @@ class Speculator:
         if looked:  # as if all had been looked at: under load, only some are
             self._budget.note_looking((time.perf_counter() - began) * len(known) / len(looked))
         if not self._budget.worthwhile:
+            self._idle += 1
+            if self._idle == IDLE:
+                for drafter in self.computed:
+                    drafter.resting = True
             return {}
+        self._idle = 0
         best = {each.seq.id: self._best(each.seq.id) for each in looked}
         for drafter in tuple(self.computed):
             self._ask(drafter, looked, best)
