@@ -26,6 +26,7 @@ from fovea.engine.execute.attention_plan import DecoderPlanner, by_length
 from fovea.engine.execute.layer_drafter import LEAST_CHANCE, Positions
 from fovea.engine.job import SequenceInputs
 from fovea.engine.layers.config import Attention
+from fovea.engine.layers.draft import most_likely
 from fovea.engine.layers.step import DecoderMemory
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.schedule.plan import Work
@@ -157,10 +158,9 @@ class ModelDrafter:
             if not ready:
                 return
             logits = self.model.logits(hidden)[:, : self._vocabulary]
-            best, tokens = logits.max(-1)
-            chances = (best - logits.logsumexp(-1)).exp().tolist()
+            tokens, chances = (values.tolist() for values in most_likely(logits))
             work = []
-            for (_, item), token, chance in zip(ready, tokens.tolist(), chances, strict=True):
+            for (_, item), token, chance in zip(ready, tokens, chances, strict=True):
                 own, drafts = item.seq, found[item.seq.id]
                 drafts.tokens.append(token)
                 drafts.shares.append(chance)

@@ -72,3 +72,9 @@ class DraftLayer(nn.Module, ABC):
             if isinstance(module, Linear):
                 module.pack(kernels)
         use_kernels(self, kernels)
+
+
+def most_likely(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the most likely token of each row of logits (rows, vocabulary), and its probability: (rows,)."""
+    best, tokens = logits.max(-1)
+    return tokens, (best - logits.logsumexp(-1)).exp()

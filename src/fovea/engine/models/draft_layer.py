@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from fovea.core.errors import CheckpointError, FoveaError, UnsupportedModel
 from fovea.engine.files import read_json
 from fovea.engine.layers.config import Attention, DecoderConfig, Dense, LayerConfig, Rotary
-from fovea.engine.layers.draft import DraftLayer
+from fovea.engine.layers.draft import DraftLayer, most_likely
 from fovea.engine.layers.layer import Layer
 from fovea.engine.layers.linear import Embedding, Linear, RMSNorm, checkpoint_targets
 from fovea.engine.layers.mixers import QueryKeyValue
@@ -93,8 +93,7 @@ class Eagle3(DraftLayer):
     def expect(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         normed = self.norm(outputs)
         logits = self.target.head(normed) if self.lm_head is None else self.lm_head(normed).float()
-        best, tokens = logits.max(-1)
-        chances = (best - logits.logsumexp(-1)).exp()
+        tokens, chances = most_likely(logits)
         return tokens if self.ids is None else self.ids[tokens], chances
 
 
@@ -133,9 +132,7 @@ class MTPLayer(DraftLayer):
         return self.norm(self.layers[0](self.fc(x), step))  # type: ignore[no-any-return]
 
     def expect(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        logits = self.target.head(outputs)
-        best, tokens = logits.max(-1)
-        return tokens, (best - logits.logsumexp(-1)).exp()
+        return most_likely(self.target.head(outputs))
 
 
 class EagleShape:

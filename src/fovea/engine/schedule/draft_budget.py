@@ -58,7 +58,7 @@ class DraftBudget:
     careful: drafts are looked for only as long as this takes a small part of a step.
     left_out: drafts that were found, but would have cost more than they would have brought.
     context: mean number of tokens to which the rows of the latest step attended.
-    worthwhile: whether the latest step with drafts on offer took any, or no step had the choice yet.
+    worthwhile: whether drafts that are certain would pay in a step now, and speculation does not pause.
     drafting_s: seconds of the present step in which drafts were computed. They are no part of the cost of
         rows: a token would seem dear because of the drafts, and dear tokens justify drafts.
     """
@@ -91,12 +91,12 @@ class DraftBudget:
             return
         self._pause = max(0, self._pause - 1)
         self.context = self._context(decodes)
+        self.worthwhile = not self._pause and self._pays(len(decodes))
         offers = sorted(
             ((chance, number) for number, seq in enumerate(decodes) for chance in seq.chances[seq.forced :]),
             reverse=True,
         )
         if not offers:
-            self.worthwhile = not self._pause and self._pays(len(decodes))
             return
         taken = self._taken(decodes, [chance for chance, _ in offers])
         counts = [seq.forced for seq in decodes]
@@ -106,7 +106,6 @@ class DraftBudget:
             if count < len(seq.drafts):
                 self.left_out += len(seq.drafts) - count
                 seq.keep_drafts(count)
-        self.worthwhile = not self._pause and self._pays(len(decodes))
 
     def _taken(self, decodes: Seq[Sequence], chances: Seq[float]) -> int:
         """Return how many drafts the step computes. chances: of all of them, the highest first."""
