@@ -2,7 +2,8 @@
 
 The engine has no authentication and no encryption: who reaches its ports can read and overwrite all memory
 that is registered with it, which is the slab of offered values and the buffer that fetched values arrive in.
-It belongs into a private network of trusted hosts. The checksum of an offer comes over the authenticated
+It listens on all network interfaces, whichever address it is given. It belongs into a private network of
+trusted hosts, with a firewall around it. The checksum of an offer comes over the authenticated
 connection, so bytes that somebody replaced on the way, or in memory, are an error and never taken for the
 value.
 
@@ -287,8 +288,8 @@ class Read:
 
 
 def _import_engine() -> Any:
-    """Import the engine, which logs errors only. Raises ConfigError."""
-    os.environ.setdefault("GLOG_minloglevel", "2")
+    """Import the engine, which logs errors only (it reads the variable then). Raises ConfigError."""
+    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
     try:
         from mooncake.engine import TransferEngine
     except ImportError as error:

@@ -162,8 +162,8 @@ class ShmConnector:
 
     def _link(self, place: str) -> Link:
         """The link to a producer. Raises TransferFailed unless the path is one of a socket of the folder."""
-        folder, name = os.path.split(place)
-        if folder != str(self._folder) or not SOCKET_NAME.fullmatch(name):
+        name = place.rpartition("/")[2]
+        if place != f"{self._folder}/{name}" or not SOCKET_NAME.fullmatch(name):
             raise TransferFailed("the offer's place is not a socket in the folder of transfer sockets")
         with self._links_lock:
             if self._is_closed:
@@ -257,7 +257,8 @@ class Link:
         if self._connection is None:
             return False
         try:
-            return not self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            self._connection.settimeout(0)
+            return not self._connection.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return False
         except OSError:

@@ -42,7 +42,7 @@ REQUEST = struct.Struct("<BB6xQQQ")  # version, operation, lease, start, size
 REPLY = struct.Struct("<BB6xQ")  # version, status, lease
 PIN, RELEASE = 1, 2
 OK, ENDED, FULL = 0, 1, 2
-SOCKET_NAME = re.compile(r"fovea-([0-9]{1,10})-[0-9a-f]{16}\.sock")
+SOCKET_NAME = re.compile(r"fovea-([0-9]{1,10})-[0-9a-f]{8}\.sock")
 TICK_S = 1.0
 """How often leases are expired, and what is idle is closed."""
 LONGEST_PATH = 107
@@ -90,7 +90,7 @@ def open_folder(folder: Path) -> Path:
     if reason is not None:
         raise ConfigError(f"the folder of transfer sockets cannot be used: {reason}")
     folder = folder.resolve()
-    longest = len(os.fsencode(folder)) + len("/fovea-4294967295-0123456789abcdef.sock")
+    longest = len(os.fsencode(folder)) + len("/fovea-4294967295-01234567.sock")
     if longest > LONGEST_PATH:
         raise ConfigError(
             f"the path of the folder of transfer sockets is {longest - LONGEST_PATH} bytes too long: {folder}"
@@ -152,7 +152,7 @@ class SlabServer:
         each_tick: Callable[[], None],
     ) -> None:
         """folder: as from `open_folder`. each_tick: called about every second. Raises OSError."""
-        self.place = str(folder / f"fovea-{os.getpid()}-{secrets.token_hex(8)}.sock")
+        self.place = str(folder / f"fovea-{os.getpid()}-{secrets.token_hex(4)}.sock")
         self._slab = slab
         self._values = values
         self._most_connections = most_connections

@@ -35,11 +35,11 @@ class Region:
 
 @dataclass(slots=True)
 class _Loan:
-    """A region and its users. ends_at: end of the lease; -inf: it has ended. pins: holder and end of each."""
+    """A region and its users. ends_at: end of the lease; -inf: it has ended. pins: end by holder."""
 
     region: Region
     ends_at: float
-    pins: list[tuple[int, float]] = field(default_factory=list)
+    pins: dict[int, float] = field(default_factory=dict)
 
 
 class Slab:
@@ -86,10 +86,13 @@ class Slab:
         return loan is not None and loan.ends_at > -math.inf
 
     def pin(self, lease: int, holder: int, until: float) -> bool:
-        """Keep a region as it is until that time. Returns False if the lease has ended."""
+        """Keep a region as it is until that time. Returns False if the lease has ended.
+
+        A holder has one pin on a region; a second call moves its end.
+        """
         if not self.is_alive(lease):
             return False
-        self._loans[lease].pins.append((holder, until))
+        self._loans[lease].pins[holder] = until
         self._next_end = min(self._next_end, until)
         return True
 
@@ -97,13 +100,12 @@ class Slab:
         """End the pins of a holder on one region, or on all."""
         loans = list(self._loans.values()) if lease is None else [self._loans.get(lease)]
         for loan in loans:
-            if loan is not None and loan.pins:
-                loan.pins = [pin for pin in loan.pins if pin[0] != holder]
+            if loan is not None and loan.pins.pop(holder, None) is not None:
                 self._settle(loan)
 
     def holds_pins(self, holder: int) -> bool:
         """Tell whether the holder has a pin."""
-        return any(pin[0] == holder for loan in self._loans.values() for pin in loan.pins)
+        return any(holder in loan.pins for loan in self._loans.values())
 
     def end(self, lease: int) -> bool:
         """End a lease. Returns False if it had ended already."""
@@ -121,13 +123,13 @@ class Slab:
         ended = []
         self._next_end = math.inf
         for lease, loan in list(self._loans.items()):
-            loan.pins = [pin for pin in loan.pins if pin[1] > now]
+            loan.pins = {holder: until for holder, until in loan.pins.items() if until > now}
             if -math.inf < loan.ends_at <= now:
                 loan.ends_at = -math.inf
                 ended.append(lease)
             self._settle(loan)
             ends = [loan.ends_at] if loan.ends_at > -math.inf else []
-            self._next_end = min([self._next_end, *ends, *(until for _, until in loan.pins)])
+            self._next_end = min([self._next_end, *ends, *loan.pins.values()])
         return ended
 
     @property
