@@ -217,6 +217,7 @@ def _serve_model(
     from fovea.server.starting import StartingClient
 
     model, config, template = engine_arguments(args, file)
+    settings = replace(settings, role=config.peers.role, peer_key=_peer_key(config))
     name = address.served_model_name or served_name(model)
     if address.engine_process == "off":  # otherwise this process imports no torch, and the other one checks
         _check_folder(model, config.model.revision)
@@ -240,6 +241,11 @@ def _serve_model(
         sys.stdout.flush()
         os._exit(status)
     return status
+
+
+def _peer_key(config: EngineConfig) -> str:
+    """Return the key that opens the routes for peers; "": nobody may ask this engine."""
+    return config.peers.peer_key if config.peers.answers_peers else ""
 
 
 def _announce(settings: ServerSettings, host: str, port: int) -> None:

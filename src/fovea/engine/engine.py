@@ -262,6 +262,7 @@ class Engine:
         self.loop.close()
         self.parts.preparer.close()
         self.parts.intake.grammars.close()
+        self.parts.peering.close()
         self.parts.slower.close()
         self._prepare_pool.close()
 

@@ -238,6 +238,8 @@ def load_model(
         check_fp8(device, dtype)
     model = build_model(checkpoint.path, config, device, dtype)
     model.decoder.balance_keys(settings.kv.kv_dtype != "auto")
+    # An engine that only encodes needs no layers, but those with cross-attention make its outputs.
+    layers = layers and (settings.peers.role != "encode" or bool(model.decoder.config.cross_layers))
     ignored = model.ignored if layers else _without_layers(model)
     kernels = choose(settings.model.kernels, device, dtype, model.decoder.config.attention_heads)
     if settings.model.pin_threads and isinstance(kernels, NativeKernels):

@@ -348,6 +348,8 @@ def _items(source: Any, method: str, args: tuple[Any, ...], frames: Frames) -> I
     if method == "pixels":
         pixels = source if isinstance(source, Rgb) else source.read()
         yield bytes(pixels), 0.0 if isinstance(source, Rgb) else source.seconds
+    elif method == "file":
+        yield b"" if isinstance(source, Rgb) else source.file()
     elif method == "check":
         source.check(*args)
     else:

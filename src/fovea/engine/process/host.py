@@ -70,6 +70,11 @@ class RemotePixels:
         pixels, self.seconds = answer
         return pixels
 
+    def file(self) -> bytes:
+        data: bytes
+        (data,) = self._host.ask(self._number, "file")
+        return data
+
     def __del__(self) -> None:
         self._host.forget(self._number)
 
@@ -209,7 +214,8 @@ class Host(asyncio.Protocol):
 
     def _post_delta(self, number: int, delta: Delta) -> None:
         """Send a delta. Most have only text and tokens; a tuple of these takes a third of the time."""
-        if delta.finish_reason or delta.logprobs or delta.prompt_ids or delta.prompt_logprobs or delta.images:
+        rest = delta.logprobs, delta.prompt_ids, delta.prompt_logprobs, delta.images, delta.offers
+        if delta.finish_reason or any(rest):
             self.post(Kind.DELTA, number, delta)
             return
         fields = delta.index, delta.text, delta.token_ids, delta.thinking
