@@ -9,6 +9,7 @@ from pydantic import Field
 from fovea.api.wire import Body, FreeJson, Integer, Number, Url, Wire
 
 MOST_IMAGES = 4096
+MOST_RELEASES = 65_536
 
 
 class PeerImage(Wire):
@@ -16,6 +17,12 @@ class PeerImage(Wire):
 
     url: Url = Field(description="The image's file, as a data: URL.")
     plan: FreeJson
+
+
+class PeerRelease(Body):
+    """Offers of a peer whose values were fetched, as it sent them."""
+
+    offers: list[FreeJson] = Field(max_length=MOST_RELEASES)
 
 
 class PeerWork(Body):

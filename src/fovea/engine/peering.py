@@ -15,7 +15,7 @@ from fovea.engine.execute.handover import Handover
 from fovea.engine.execute.runner import Runner
 from fovea.engine.kv.manager import KVManager
 from fovea.engine.load import LoadedModel
-from fovea.engine.peers.client import Peers
+from fovea.engine.peers.client import Peers, Releases
 from fovea.engine.peers.layout import layout_name
 from fovea.engine.transfer.connect import ConnectorSettings, open_connector
 from fovea.engine.transfer.connector import Connector
@@ -79,15 +79,17 @@ def connect_peers(
             "peers: 0",
             param="kv_ttl_s",
         )
-    handover = Handover(_layout(loaded, config), runner, kv, embeddings, _open(settings))
+    releases = Releases()
+    connector = _open(settings, releases)
+    handover = Handover(_layout(loaded, config), runner, kv, embeddings, connector)
     if not settings.asked:
         return Peering(handover)
     lasting = bool(loaded.model.decoder.config.cross_layers)
-    peers = Peers(settings, handover, handover.connector, call, lasting_images=lasting)
+    peers = Peers(settings, handover, connector, releases, call, lasting_images=lasting)
     return Peering(handover, peers)
 
 
-def _open(settings: PeerSettings) -> Connector:
+def _open(settings: PeerSettings, releases: Releases) -> Connector:
     folder = Path(settings.transfer_dir or f"{gettempdir()}/fovea-{os.getuid()}")
     return open_connector(
         ConnectorSettings(
@@ -97,7 +99,8 @@ def _open(settings: PeerSettings) -> Connector:
             lease_s=max(LEASE_S, 3 * settings.peer_timeout_s),
             host=settings.transfer_host,
             protocol=settings.transfer_protocol,
-        )
+        ),
+        tell=releases.note,
     )
 
 

@@ -15,13 +15,14 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from fovea.core.errors import InvalidRequest
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.execute.runner import Runner
 from fovea.engine.kv.blocks import GONE
 from fovea.engine.kv.manager import KVManager
 from fovea.engine.peers.values import Value, output_value, prefix_values
 from fovea.engine.sequence import Sequence as TokenSequence
-from fovea.engine.transfer.connector import Connector, TransferFailed
+from fovea.engine.transfer.connector import Connector, Offer, TransferFailed
 from fovea.engine.vision.encoding import VisualFeatures
 from fovea.kernels.pages import KVPool
 
@@ -77,6 +78,14 @@ class Handover:
             pieces = [_bytes(tensor) for tensor in found]
         offer = self.connector.offer(value.name, pieces)
         return None if offer is None else offer.to_json()
+
+    def release(self, offers: Iterable[Mapping[str, Any]]) -> None:
+        """End offers whose values were fetched. For any thread. Raises InvalidRequest for what is none."""
+        for fields in offers:
+            try:
+                self.connector.release(Offer.from_json(fields))
+            except TransferFailed as error:
+                raise InvalidRequest(str(error), param="offers") from error
 
     def keep(self, key: str, features: VisualFeatures) -> None:
         """Store an output of a peer, from which another one will be made."""

@@ -61,6 +61,20 @@ class PeerFailed(Exception):
     """A peer did not do its work. The message says why."""
 
 
+class Releases(threading.local):
+    """The offers that the current thread has fetched by a connector whose producer does not notice it."""
+
+    def __init__(self) -> None:
+        self.offers: list[Offer] = []
+
+    def note(self, offer: Offer) -> None:
+        self.offers.append(offer)
+
+    def take(self) -> list[Offer]:
+        offers, self.offers = self.offers, []
+        return offers
+
+
 class Wait:
     """Tells a thread that nobody waits for its work any more."""
 
@@ -147,11 +161,12 @@ class Peers:
         settings: PeerSettings,
         receiver: Receiver,
         connector: Connector,
+        releases: Releases,
         call: Callable[[Callable[[], None]], None],
         *,
         lasting_images: bool = False,
     ) -> None:
-        """connector: fetches what peers offer.
+        """connector: fetches what peers offer. releases: what it notes there, peers are told.
 
         call: runs something in the engine's thread, between two steps (`EngineLoop.call`).
         lasting_images: every token of an answer reads the images' outputs.
@@ -159,6 +174,7 @@ class Peers:
         self._settings = settings
         self._receiver = receiver
         self._connector = connector
+        self._releases = releases
         self._call = call
         self._lasting = lasting_images
         self._tables = {
@@ -319,14 +335,26 @@ class Peers:
                 self._tables[work.kind].end(peer, work.tokens, ended, failed=not harmless)
             self._count(f"peer_{work.kind}_{'done' if failed is None else 'failed'}")
             self._count(f"peer_{work.kind}_seconds", ended - started)
+            self._tell(peer)
             if not harmless:
                 log.warning("the peer %s did not %s for %s: %s", peer.url, work.kind, work.body["id"], failed)
+
+    def _tell(self, peer: Peer) -> None:
+        """Tell a peer which of its offers were fetched."""
+        offers = [offer.to_json() for offer in self._releases.take()]
+        if offers:
+            try:
+                content = json.dumps({"offers": offers}).encode()
+                with self._open(peer, "/peer/release", content) as response:
+                    response.read()
+            except Exception as error:  # noqa: BLE001 - the offers end by time
+                log.warning("the peer %s was not told what was fetched: %s", peer.url, error)
 
     def _receive(self, peer: Peer, work: _Work, wait: Wait, take: Take) -> int:
         left, cached = dict(work.wanted), -1
         images = [_image(image) for image in work.images]
         content = json.dumps({**work.body, "images": images}).encode()
-        with self._open(peer, content) as response:
+        with self._open(peer, "/peer/work", content) as response:
             if response.status_code != 200:
                 response.read()
                 raise PeerFailed(f"status {response.status_code}: {response.text[:300]}")
@@ -371,7 +399,7 @@ class Peers:
             found.append((value, data))
         return found
 
-    def _open(self, peer: Peer, content: bytes) -> Any:
+    def _open(self, peer: Peer, path: str, content: bytes) -> Any:
         import httpx
 
         with self._lock:
@@ -385,7 +413,7 @@ class Peers:
             "content-type": "application/json",
             "accept": "application/x-ndjson",
         }
-        return client.stream("POST", f"{peer.url}/peer/work", content=content, headers=headers)
+        return client.stream("POST", f"{peer.url}{path}", content=content, headers=headers)
 
     def _count(self, name: str, amount: float = 1) -> None:
         with self._lock:

@@ -153,6 +153,9 @@ class RemoteEngine:
     def stats(self) -> Mapping[str, float]:
         return self._stats
 
+    async def release_offers(self, offers: Sequence[Mapping[str, Any]]) -> None:
+        await asyncio.wrap_future(self._call("release_offers", list(offers)))
+
     def clear_caches(self, *stages: CacheStage) -> None:
         try:
             self._call("clear_caches", *stages).result(CALL_TIMEOUT_S)

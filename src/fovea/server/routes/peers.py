@@ -1,4 +1,4 @@
-"""/peer/work: work for another engine, which fetches the results as soon as they are offered.
+"""/peer/work and /peer/release: work for another engine, which fetches the results when they are offered.
 
 The answer is a stream of lines of JSON, see `engine.peers.client`. The key of peers opens it.
 """
@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from typing import Any
 
-from fovea.api.peers import PeerWork
+from fovea.api.peers import PeerRelease, PeerWork
 from fovea.core.errors import Forbidden, FoveaError, InvalidRequest
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import Delta, GenerationRequest, Offering, PlannedPart, PlannedPrompt
@@ -60,6 +60,13 @@ async def work(request: Request, body: PeerWork) -> None:
         offering=Offering(body.layout, body.first if prefills else None, tuple(body.outputs)),
     )
     await _answer(request, Generation(request, asked).deltas())
+
+
+@routes.post("/peer/release", bodies=(PeerRelease,), shown=False)
+async def release(request: Request, body: PeerRelease) -> dict[str, Any]:
+    """End offers whose values were fetched, for connectors that do not notice it."""
+    await request.state.engine.release_offers(body.offers)
+    return {}
 
 
 async def _answer(request: Request, deltas: AsyncGenerator[Delta, None]) -> None:
