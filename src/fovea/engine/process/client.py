@@ -23,6 +23,7 @@ from fovea.core.protocols import CacheStage, EngineStatus
 from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
 from fovea.engine.process.host import Start
 from fovea.engine.process.messages import LENGTH, Entry, Kind, pack, unpack_answers
+from fovea.engine.process.road import Road
 from fovea.engine.process.sources import EngineSource
 from fovea.engine.request.admission import Admission, Ticket
 
@@ -73,6 +74,7 @@ class RemoteEngine:
 
         Raises EngineError if the process ends before that.
         """
+        self._road = Road(sends=True)
         self._connection, self._process = _start()
         self.pid = self._process.pid
         self._file = self._connection.makefile("rb", buffering=1 << 20)
@@ -88,12 +90,13 @@ class RemoteEngine:
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         try:
             level = logging.getLogger("fovea").getEffectiveLevel()
-            start = Start(source, level, log_format)
+            start = Start(source, level, log_format, self._road.folder)
             self._connection.sendall(_framed(pack(tuple(start), self._lend)))
             self._info, most = self._wait_until_ready()
         except BaseException:
             self._connection.close()
             self._kill()
+            self._road.close()
             raise
         self._admission = Admission(most, 1, 1, refuse=False)
         self._readers = ThreadPoolExecutor(READERS, "fovea-pixels")
@@ -183,6 +186,7 @@ class RemoteEngine:
         for thread in self._threads:
             thread.join(END_S)
         self._connection.close()
+        self._road.close()
 
     def _kill(self) -> None:
         self._process.kill()
@@ -279,8 +283,8 @@ class RemoteEngine:
     def _answer(self, number: int, frames: Frames, source: int, method: str, args: tuple[Any, ...]) -> None:
         """Answer a question of the engine about pixels or frames, in a worker thread."""
         try:
-            for item in _items(self._sources[source], method, args, frames):
-                self._send(Kind.ITEM, number, item)
+            for data, seconds in _items(self._sources[source], method, args, frames):
+                self._send(Kind.ITEM, number, self._road.send(data), seconds)
                 frames.wait()
             self._send(Kind.DONE, number)
         except (FoveaError, Abandoned) as error:
@@ -346,17 +350,20 @@ class Frames:
         return self.abandoned
 
 
-def _items(source: Any, method: str, args: tuple[Any, ...], frames: Frames) -> Iterator[Any]:
-    """Yield what a question asks for: pixels and the seconds that decoding took, or frames."""
+def _items(
+    source: Any, method: str, args: tuple[Any, ...], frames: Frames
+) -> Iterator[tuple[bytes | memoryview, float]]:
+    """Yield what a question asks for: pixels, a file or frames, each with the seconds of decoding."""
     if method == "pixels":
         pixels = source if isinstance(source, Rgb) else source.read()
-        yield bytes(pixels), 0.0 if isinstance(source, Rgb) else source.seconds
+        yield pixels, 0.0 if isinstance(source, Rgb) else source.seconds
     elif method == "file":
-        yield b"" if isinstance(source, Rgb) else source.file()
+        yield b"" if isinstance(source, Rgb) else source.file(), 0.0
     elif method == "check":
         source.check(*args)
     else:
-        yield from map(bytes, source.read(*args, frames.is_abandoned))
+        for frame in source.read(*args, frames.is_abandoned):
+            yield frame, 0.0
 
 
 def deltas_of(entries: Sequence[Entry]) -> Iterator[Delta]:

@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import uvloop
@@ -31,6 +32,7 @@ from fovea.core.errors import EngineError, FoveaError
 from fovea.core.media import Abandoned, Rgb
 from fovea.core.types import Delta, GenerationRequest
 from fovea.engine.process.messages import LENGTH, Entry, Kind, pack_answers, unpack
+from fovea.engine.process.road import Road
 from fovea.engine.process.sources import EngineSource, Hosted
 from fovea.observe.logs import formatter
 
@@ -48,11 +50,12 @@ log = logging.getLogger("fovea.engine")
 
 
 class Start(NamedTuple):
-    """The first message: what to load, and how to write the log."""
+    """The first message: what to load, how to write the log, and the folder of the road for pixels."""
 
     source: EngineSource
     log_level: int
     log_format: str
+    road: Path
 
 
 class RemotePixels:
@@ -65,15 +68,12 @@ class RemotePixels:
         self.seconds = seconds
 
     def read(self) -> Rgb:
-        pixels: Rgb
-        (answer,) = self._host.ask(self._number, "pixels")
-        pixels, self.seconds = answer
-        return pixels
+        ((pixels, self.seconds),) = self._host.ask(self._number, "pixels")
+        return memoryview(pixels)
 
     def file(self) -> bytes:
-        data: bytes
-        (data,) = self._host.ask(self._number, "file")
-        return data
+        ((data, _),) = self._host.ask(self._number, "file")
+        return bytes(data)
 
     def __del__(self) -> None:
         self._host.forget(self._number)
@@ -91,7 +91,8 @@ class RemoteFrames:
             pass
 
     def read(self, indices: Sequence[int], abandoned: Callable[[], bool] = lambda: False) -> Iterator[Rgb]:
-        return self._host.ask(self._number, "frames", list(indices), abandoned=abandoned)
+        items = self._host.ask(self._number, "frames", list(indices), abandoned=abandoned)
+        return (memoryview(frame) for frame, _ in items)
 
     def __del__(self) -> None:
         self._host.forget(self._number)
@@ -100,13 +101,14 @@ class RemoteFrames:
 class Host(asyncio.Protocol):
     """Serves an engine over a connection. All methods but `ask` and `forget` are for the event loop."""
 
-    def __init__(self, engine: Hosted) -> None:
+    def __init__(self, engine: Hosted, road: Road) -> None:
         self._engine = engine
+        self._road = road
         self._loop = asyncio.get_running_loop()
         self._data = bytearray()
         self._out: list[Entry] = []
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._asks: dict[int, queue.SimpleQueue[tuple[Kind, Any]]] = {}
+        self._asks: dict[int, queue.SimpleQueue[tuple[Any, ...]]] = {}
         self._numbers = itertools.count()
         self._transport: asyncio.Transport
         self.gone = asyncio.Event()
@@ -143,10 +145,10 @@ class Host(asyncio.Protocol):
 
     def ask(
         self, source: int, method: str, *args: Any, abandoned: Callable[[], bool] = lambda: False
-    ) -> Iterator[Any]:
+    ) -> Iterator[tuple[bytes | bytearray, float]]:
         """Ask the server for the items of one of its sources. For a worker thread, which waits.
 
-        Raises the error of the source.
+        Each comes with the seconds that decoding it took. Raises the error of the source.
         """
         number, ended = next(self._numbers), False
         answers = self._asks[number] = queue.SimpleQueue()
@@ -155,7 +157,7 @@ class Host(asyncio.Protocol):
         try:
             while True:
                 try:
-                    kind, value = answers.get(timeout=WAKE_S)
+                    kind, *values = answers.get(timeout=WAKE_S)
                 except queue.Empty:
                     if not told and abandoned():
                         told = True
@@ -164,9 +166,10 @@ class Host(asyncio.Protocol):
                 if kind is not Kind.ITEM:
                     ended = True
                     if kind is Kind.FAILED:
-                        raise value
+                        raise values[0]
                     return
-                yield value
+                sent, seconds = values
+                yield self._road.receive(sent), seconds
                 if abandoned():
                     raise Abandoned
                 self._post_soon(Kind.MORE, number, False)
@@ -196,7 +199,7 @@ class Host(asyncio.Protocol):
             if (task := self._tasks.get(number)) is not None:
                 task.cancel()
         elif (answers := self._asks.get(number)) is not None:
-            answers.put((kind, values[0] if values else None))
+            answers.put((kind, *values))
 
     def _begin(self, number: int, work: Any) -> None:
         task = self._tasks[number] = self._loop.create_task(work)
@@ -254,9 +257,9 @@ def public(error: Exception) -> FoveaError:
     return EngineError("the engine failed; see the server's log")
 
 
-async def serve(engine: Hosted, connection: socket.socket) -> None:
+async def serve(engine: Hosted, connection: socket.socket, road: Road) -> None:
     """Serve an engine until the server closes the connection, then stop the engine."""
-    host = Host(engine)
+    host = Host(engine, road)
     await asyncio.get_running_loop().create_connection(lambda: host, sock=connection)
     host.post(Kind.READY, 0, engine.info, engine.config.schedule.max_in_flight)
     reporting = asyncio.create_task(host.report())
@@ -298,12 +301,14 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001 - the server reports it
         connection.sendall(pack_answers([(Kind.ERROR, 0, public(error))]))
         return
+    road = Road(start.road, sends=False)
     watch.loaded = True
     gc.collect()
     gc.freeze()
     sys.setswitchinterval(SWITCH_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(engine, connection))
+        runner.run(serve(engine, connection, road))
+    road.close()
 
 
 def read_start(connection: socket.socket) -> Start:
