@@ -1,4 +1,4 @@
-"""What one engine sends to another that works for it."""
+"""Bodies of requests from one engine to another that works for it."""
 
 from __future__ import annotations
 

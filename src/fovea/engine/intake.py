@@ -83,7 +83,7 @@ class Intake:
 
 
 class Exporter(Protocol):
-    """What offers results of this engine (`execute.handover.Handover`)."""
+    """Offers results of this engine (`execute.handover.Handover`)."""
 
     layout: str
 

@@ -143,7 +143,7 @@ def _join(first: Event, second: Event) -> Event:
 
 
 class Export(Protocol):
-    """What a sequence offers to another engine."""
+    """The values that a sequence offers to another engine."""
 
     def take(self, seq: Sequence) -> list[Mapping[str, Any]]:
         """Offer what has become ready, and return the offers as JSON."""

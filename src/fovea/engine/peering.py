@@ -28,7 +28,7 @@ LEASE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Peering:
-    """What an engine has for its peers.
+    """The parts of an engine that have to do with its peers.
 
     handover: takes values in, and offers them; None: the engine has no peers.
     peers: engines that work for this one; None: there are none.

@@ -173,7 +173,7 @@ class Handover:
 
 
 class Export:
-    """What a sequence still has to offer."""
+    """The values that a sequence still has to offer."""
 
     def __init__(self, handover: Handover, values: Sequence[Value]) -> None:
         self._handover = handover

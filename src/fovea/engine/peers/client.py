@@ -84,7 +84,7 @@ class Wait:
 
 @dataclass(slots=True)
 class Fetched:
-    """What peers did for a request.
+    """The results of peers for one request.
 
     computed: tokens of its prompt that a peer has computed.
     covered: keys of its images, if its prompt was computed elsewhere: they need no pixels here.

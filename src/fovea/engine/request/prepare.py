@@ -88,7 +88,7 @@ class ReadyRequest:
 
 
 class Given(Protocol):
-    """What peers have done for a request (`peers.client.Fetched`).
+    """The results of peers for a request (`peers.client.Fetched`).
 
     features: encoder outputs, by key.
     """
