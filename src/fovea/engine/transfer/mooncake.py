@@ -23,6 +23,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 from typing import Any
 
 from fovea.core.errors import ConfigError
@@ -189,8 +190,9 @@ class RegisteredMemory:
 class Landing:
     """The buffer that reads write to. A read has its own region until the engine has ended the read.
 
-    The engine gives up after 30 seconds without progress, and cannot be told to give up sooner. So every read
-    has a thread, and a fetch that does not want to wait any longer leaves it alone.
+    The engine gives up after 30 seconds without progress, and cannot be told to give up sooner. So a read
+    runs in a thread of its own, and a fetch that does not want to wait any longer leaves it alone. Its
+    thread then waits for the next read: starting one for each read takes longer.
     """
 
     def __init__(self, engine: Any, size: int) -> None:
@@ -198,6 +200,8 @@ class Landing:
         self._memory = RegisteredMemory(engine, size)
         self._slab = Slab(size, lease_s=math.inf)
         self._changed = threading.Condition()
+        self._jobs: SimpleQueue[tuple[Read, Offer] | None] = SimpleQueue()
+        self._idle_threads = 0
         self._is_closed = False
 
     @property
@@ -208,11 +212,7 @@ class Landing:
         """Read a value and check it. Raises TransferFailed."""
         deadline = time.monotonic() + timeout_s
         read = Read(self._take(offer.size, deadline))
-        try:
-            threading.Thread(target=self._run, args=(read, offer), name="fovea-read", daemon=True).start()
-        except RuntimeError as error:
-            self._give_back(read)
-            raise TransferFailed(f"no thread can start: {error}") from error
+        self._start(read, offer)
         if not read.has_ended.wait(max(deadline - time.monotonic(), 0)):
             with self._changed:
                 if not read.has_ended.is_set():
@@ -230,6 +230,9 @@ class Landing:
         """Withdraw the buffer, or leave that to the last read."""
         with self._changed:
             self._is_closed = True
+            for _ in range(self._idle_threads):
+                self._jobs.put(None)
+            self._idle_threads = 0
             self._close_if_unused()
             self._changed.notify_all()
 
@@ -247,8 +250,33 @@ class Landing:
                 if not self._changed.wait(max(deadline - time.monotonic(), 0)):
                     raise TransferFailed("the buffer for arrivals had no room in time")
 
+    def _start(self, read: Read, offer: Offer) -> None:
+        """Give a read to an idle thread, or to a new one. Raises TransferFailed if none can start."""
+        with self._changed:
+            is_idle = self._idle_threads > 0
+            self._idle_threads -= is_idle
+        if is_idle:
+            self._jobs.put((read, offer))
+            return
+        try:
+            threading.Thread(target=self._work, args=(read, offer), name="fovea-read", daemon=True).start()
+        except RuntimeError as error:
+            self._give_back(read)
+            raise TransferFailed(f"no thread can start: {error}") from error
+
+    def _work(self, read: Read, offer: Offer) -> None:
+        """Run reads in this thread, until the connector is closed."""
+        job: tuple[Read, Offer] | None = (read, offer)
+        while job is not None:
+            self._run(*job)
+            with self._changed:
+                if self._is_closed:
+                    return
+                self._idle_threads += 1
+            job = self._jobs.get()
+
     def _run(self, read: Read, offer: Offer) -> None:
-        """Read in a thread of its own. The engine releases the interpreter's lock meanwhile."""
+        """Carry out a read. The engine releases the interpreter's lock meanwhile."""
         try:
             if offer.size:
                 read.status = self._memory.engine.transfer_sync_read(
