@@ -148,7 +148,7 @@ def test_the_folder_outlives_its_producer(home: Path) -> None:
 
 
 def test_many_transfers_leave_nothing(consumer: Connector, kind: str, home: Path) -> None:
-    """500 of them, 10,000 in the thorough run: no file, descriptor, region or mapping is left."""
+    """500 of them, 10,000 in the thorough run: no file, descriptor, extent or mapping is left."""
     if kind == "mooncake":
         pytest.skip("leases of this connector end by time")
     count = 10_000 if is_thorough() else 500

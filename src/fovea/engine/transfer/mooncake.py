@@ -30,7 +30,7 @@ from fovea.core.errors import ConfigError
 from fovea.core.names import install_command
 from fovea.engine.transfer.connector import Buffer, Offer, TransferFailed, copy_checked, transfer_counts
 from fovea.engine.transfer.offered import OWNER, OfferedValues
-from fovea.engine.transfer.slab import Region, Slab
+from fovea.engine.transfer.slab import Extent, Slab
 
 PROTOCOLS = ("tcp", "rdma")
 MOST_READS = 32
@@ -188,7 +188,7 @@ class RegisteredMemory:
 
 
 class Landing:
-    """The buffer that reads write to. A read has its own region until the engine has ended the read.
+    """The buffer that reads write to. A read has its own extent until the engine has ended the read.
 
     The engine gives up after 30 seconds without progress, and cannot be told to give up sooner. So a read
     runs in a thread of its own, and a fetch that does not want to wait any longer leaves it alone. Its
@@ -221,7 +221,7 @@ class Landing:
         try:
             if read.status:
                 raise TransferFailed("the producer is gone, or does not have this memory")
-            start = read.region.start
+            start = read.extent.start
             return copy_checked(self._memory.view[start : start + offer.size], offer.checksum)
         finally:
             self._give_back(read)
@@ -236,17 +236,17 @@ class Landing:
             self._close_if_unused()
             self._changed.notify_all()
 
-    def _take(self, size: int, deadline: float) -> Region:
-        """Take a region as soon as one is free. Raises TransferFailed."""
+    def _take(self, size: int, deadline: float) -> Extent:
+        """Take an extent as soon as one is free. Raises TransferFailed."""
         if size > self._slab.size:
             raise TransferFailed(f"the value has {size} bytes, and the buffer for arrivals {self._slab.size}")
         with self._changed:
             while True:
                 if self._is_closed:
                     raise TransferFailed("the connector is closed")
-                region = self._slab.take(size, 0.0) if self._slab.leases < MOST_READS else None
-                if region is not None:
-                    return region
+                extent = self._slab.take(size, 0.0) if self._slab.leases < MOST_READS else None
+                if extent is not None:
+                    return extent
                 if not self._changed.wait(max(deadline - time.monotonic(), 0)):
                     raise TransferFailed("the buffer for arrivals had no room in time")
 
@@ -280,7 +280,7 @@ class Landing:
         try:
             if offer.size:
                 read.status = self._memory.engine.transfer_sync_read(
-                    offer.place, self._memory.address + read.region.start, offer.start, offer.size
+                    offer.place, self._memory.address + read.extent.start, offer.start, offer.size
                 )
             else:
                 read.status = 0
@@ -292,7 +292,7 @@ class Landing:
 
     def _give_back(self, read: Read) -> None:
         with self._changed:
-            self._slab.end(read.region.lease)
+            self._slab.end(read.extent.lease)
             self._close_if_unused()
             self._changed.notify_all()
 
@@ -304,12 +304,12 @@ class Landing:
 class Read:
     """A read of the engine.
 
-    region: part of the landing buffer. status: of the engine, 0 if it succeeded. has_ended: set at its end.
+    extent: part of the landing buffer. status: of the engine, 0 if it succeeded. has_ended: set at its end.
     is_abandoned: nobody waits for it.
     """
 
-    def __init__(self, region: Region) -> None:
-        self.region = region
+    def __init__(self, extent: Extent) -> None:
+        self.extent = extent
         self.status = -1
         self.has_ended = threading.Event()
         self.is_abandoned = False
