@@ -10,8 +10,10 @@ import importlib.util
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -89,6 +91,15 @@ class Worker:
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
+
+    def stop(self) -> None:
+        """Stop the process, and wait until all its threads have stopped."""
+        self.process.send_signal(signal.SIGSTOP)
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        while any(
+            (each / "stat").read_text().rpartition(")")[2].split()[0] != "T" for each in tasks.iterdir()
+        ):
+            time.sleep(0.001)
 
     def end(self) -> None:
         """Kill the process and close its pipes."""

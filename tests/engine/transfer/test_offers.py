@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,7 @@ def test_a_wrong_setting_is_named(fields: dict[str, Any], named: str) -> None:
         ConnectorSettings(**fields)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the connectors need Linux")
 def test_several_connectors_fetch_their_own_offers(home: Path) -> None:
     both = Connectors(connector_of("shm", home), connector_of("folder", home / "disk"))
     disk = connector_of("folder", home / "disk")

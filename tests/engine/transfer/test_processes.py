@@ -97,11 +97,11 @@ def test_the_producer_is_killed_while_threads_fetch(kind: str, consumer: Connect
 def test_the_producer_is_stopped(kind: str, consumer: Connector, home: Path) -> None:
     with worker(kind, home) as producer:
         offer = producer.offer(MIB, seed=1)
-        producer.signal(signal.SIGSTOP)
+        producer.stop()
         assert "in time" in fails_in_time(consumer, offer, 0.1)  # it cannot connect
         producer.signal(signal.SIGCONT)
         assert consumer.fetch(offer, 10.0) == random_bytes(MIB, 1)
-        producer.signal(signal.SIGSTOP)
+        producer.stop()
         assert "in time" in fails_in_time(consumer, offer, 0.1)  # no reply comes
         consumer.release(offer)
         producer.signal(signal.SIGCONT)
@@ -132,7 +132,7 @@ def test_the_consumer_is_stopped(home: Path) -> None:
     assert offer is not None
     with worker("shm", home) as consumer:
         assert consumer.ask(do="fetch", offer=offer.to_json(), timeout_s=10.0) == 1024
-        consumer.signal(signal.SIGSTOP)
+        consumer.stop()
         assert until(lambda: producer.stats()["leases"] == 0)
         consumer.signal(signal.SIGCONT)
         assert "lease" in consumer.ask(do="fetch", offer=offer.to_json(), timeout_s=10.0)
@@ -148,7 +148,7 @@ def test_the_folder_outlives_its_producer(home: Path) -> None:
 
 
 def test_many_transfers_leave_nothing(consumer: Connector, kind: str, home: Path) -> None:
-    """500 of them, 10,000 in the thorough run: no file, descriptor, region or mapping is left."""
+    """500 of them, 10,000 in the thorough run: no file, descriptor, extent or mapping is left."""
     if kind == "mooncake":
         pytest.skip("leases of this connector end by time")
     count = 10_000 if is_thorough() else 500

@@ -436,7 +436,7 @@ def test_a_stopped_producer_does_not_end_its_own_copies(producer: ShmConnector, 
 
     def slow_copy(pieces: list[memoryview], target: memoryview) -> str:
         clock.now += 31
-        assert producer.offer("ff", [bytes(SLAB)]) is None, "the region must not be used meanwhile"
+        assert producer.offer("ff", [bytes(SLAB)]) is None, "the extent must not be used meanwhile"
         return copy(pieces, target)
 
     with pytest.MonkeyPatch.context() as patch:

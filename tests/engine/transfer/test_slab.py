@@ -1,4 +1,4 @@
-"""The bookkeeping of a slab: regions never overlap, and nothing is lost."""
+"""The bookkeeping of a slab: extents never overlap, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from fovea.engine.transfer.slab import UNIT, Region, Slab
+from fovea.engine.transfer.slab import UNIT, Extent, Slab
 
 SIZE = 64 * UNIT
 
@@ -20,33 +20,33 @@ class Lending(RuleBasedStateMachine):
         super().__init__()
         self.slab = Slab(SIZE, lease_s=10.0)
         self.now = 0.0
-        self.regions: dict[int, Region] = {}
+        self.extents: dict[int, Extent] = {}
         self.ends: dict[int, float] = {}
         self.pins: dict[tuple[int, int], float] = {}  # end by lease and holder
 
-    def used(self) -> dict[int, Region]:
+    def used(self) -> dict[int, Extent]:
         pinned = {lease for lease, _ in self.pins}
-        return {lease: each for lease, each in self.regions.items() if lease in self.ends or lease in pinned}
+        return {lease: each for lease, each in self.extents.items() if lease in self.ends or lease in pinned}
 
     def lease(self, index: int) -> int:
         """A lease that was given once, or one that never was."""
-        leases = [*self.regions, 10**6]
+        leases = [*self.extents, 10**6]
         return leases[index % len(leases)]
 
     @rule(size=st.integers(0, SIZE + UNIT))
     def take(self, size: int) -> None:
-        region = self.slab.take(size, self.now)
-        if region is None:
+        extent = self.slab.take(size, self.now)
+        if extent is None:
             assert size > 0
             return
-        assert region.size >= size
-        assert region.start % UNIT == region.size % UNIT == 0
-        assert region.start + region.size <= SIZE
+        assert extent.size >= size
+        assert extent.start % UNIT == extent.size % UNIT == 0
+        assert extent.start + extent.size <= SIZE
         for other in self.used().values():
-            assert region.start + region.size <= other.start or other.start + other.size <= region.start
-        assert region.lease not in self.regions
-        self.regions[region.lease] = region
-        self.ends[region.lease] = self.now + 10.0
+            assert extent.start + extent.size <= other.start or other.start + other.size <= extent.start
+        assert extent.lease not in self.extents
+        self.extents[extent.lease] = extent
+        self.ends[extent.lease] = self.now + 10.0
 
     @rule(index=st.integers(0, 50))
     def extend(self, index: int) -> None:
@@ -92,7 +92,7 @@ class Lending(RuleBasedStateMachine):
         self.slab.check_integrity()
         used = self.used()
         assert self.slab.leases == len(used)
-        assert self.slab.free_bytes == SIZE - sum(region.size for region in used.values())
+        assert self.slab.free_bytes == SIZE - sum(extent.size for extent in used.values())
 
     def teardown(self) -> None:
         self.slab.expire(self.now + 100)
@@ -106,7 +106,7 @@ TestLending = Lending.TestCase
 @given(st.lists(st.integers(0, 5 * UNIT), max_size=30), st.randoms(use_true_random=False))
 def test_fragments_join_in_any_order(sizes: list[int], random: object) -> None:
     slab = Slab(SIZE)
-    leases = [region.lease for size in sizes if (region := slab.take(size, 0.0))]
+    leases = [extent.lease for size in sizes if (extent := slab.take(size, 0.0))]
     random.shuffle(leases)  # type: ignore[attr-defined]
     for lease in leases:
         assert slab.end(lease)
@@ -114,13 +114,13 @@ def test_fragments_join_in_any_order(sizes: list[int], random: object) -> None:
     assert slab.take(SIZE, 0.0) is not None
 
 
-def test_a_pinned_region_outlives_its_lease() -> None:
+def test_a_pinned_extent_outlives_its_lease() -> None:
     slab = Slab(2 * UNIT, lease_s=10.0)
-    region = slab.take(2 * UNIT, 0.0)
-    assert region is not None
-    slab.pin(region.lease, 1, 25.0)
-    assert slab.expire(20.0) == [region.lease]
-    assert not slab.is_alive(region.lease)
+    extent = slab.take(2 * UNIT, 0.0)
+    assert extent is not None
+    slab.pin(extent.lease, 1, 25.0)
+    assert slab.expire(20.0) == [extent.lease]
+    assert not slab.is_alive(extent.lease)
     assert slab.take(1, 20.0) is None
     assert slab.expire(25.0) == []
     assert slab.take(2 * UNIT, 25.0) is not None
@@ -128,10 +128,10 @@ def test_a_pinned_region_outlives_its_lease() -> None:
 
 def test_the_smallest_hole_that_fits_is_used() -> None:
     slab = Slab(8 * UNIT)
-    regions = [slab.take(size * UNIT, 0.0) for size in (3, 1, 2, 1)]
+    extents = [slab.take(size * UNIT, 0.0) for size in (3, 1, 2, 1)]
     for index in (0, 2):
-        assert (region := regions[index]) is not None
-        slab.end(region.lease)
+        assert (extent := extents[index]) is not None
+        slab.end(extent.lease)
     small = slab.take(2 * UNIT, 0.0)
     assert small is not None
     assert small.start == 4 * UNIT
@@ -140,10 +140,10 @@ def test_the_smallest_hole_that_fits_is_used() -> None:
 
 def test_a_lease_may_last_for_ever() -> None:
     slab = Slab(UNIT, lease_s=math.inf)
-    region = slab.take(0, 0.0)
-    assert region is not None
+    extent = slab.take(0, 0.0)
+    assert extent is not None
     assert slab.expire(1e12) == []
-    assert slab.end(region.lease)
+    assert slab.end(extent.lease)
 
 
 def test_a_slab_below_one_unit_has_no_room() -> None:

@@ -23,13 +23,14 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 from typing import Any
 
 from fovea.core.errors import ConfigError
 from fovea.core.names import install_command
 from fovea.engine.transfer.connector import Buffer, Offer, TransferFailed, copy_checked, transfer_counts
 from fovea.engine.transfer.offered import OWNER, OfferedValues
-from fovea.engine.transfer.slab import Region, Slab
+from fovea.engine.transfer.slab import Extent, Slab
 
 PROTOCOLS = ("tcp", "rdma")
 MOST_READS = 32
@@ -187,10 +188,11 @@ class RegisteredMemory:
 
 
 class Landing:
-    """The buffer that reads write to. A read has its own region until the engine has ended the read.
+    """The buffer that reads write to. A read has its own extent until the engine has ended the read.
 
-    The engine gives up after 30 seconds without progress, and cannot be told to give up sooner. So every read
-    has a thread, and a fetch that does not want to wait any longer leaves it alone.
+    The engine gives up after 30 seconds without progress, and cannot be told to give up sooner. So a read
+    runs in a thread of its own, and a fetch that does not want to wait any longer leaves it alone. Its
+    thread then waits for the next read: starting one for each read takes longer.
     """
 
     def __init__(self, engine: Any, size: int) -> None:
@@ -198,6 +200,8 @@ class Landing:
         self._memory = RegisteredMemory(engine, size)
         self._slab = Slab(size, lease_s=math.inf)
         self._changed = threading.Condition()
+        self._jobs: SimpleQueue[tuple[Read, Offer] | None] = SimpleQueue()
+        self._idle_threads = 0
         self._is_closed = False
 
     @property
@@ -208,11 +212,7 @@ class Landing:
         """Read a value and check it. Raises TransferFailed."""
         deadline = time.monotonic() + timeout_s
         read = Read(self._take(offer.size, deadline))
-        try:
-            threading.Thread(target=self._run, args=(read, offer), name="fovea-read", daemon=True).start()
-        except RuntimeError as error:
-            self._give_back(read)
-            raise TransferFailed(f"no thread can start: {error}") from error
+        self._start(read, offer)
         if not read.has_ended.wait(max(deadline - time.monotonic(), 0)):
             with self._changed:
                 if not read.has_ended.is_set():
@@ -221,7 +221,7 @@ class Landing:
         try:
             if read.status:
                 raise TransferFailed("the producer is gone, or does not have this memory")
-            start = read.region.start
+            start = read.extent.start
             return copy_checked(self._memory.view[start : start + offer.size], offer.checksum)
         finally:
             self._give_back(read)
@@ -230,29 +230,57 @@ class Landing:
         """Withdraw the buffer, or leave that to the last read."""
         with self._changed:
             self._is_closed = True
+            for _ in range(self._idle_threads):
+                self._jobs.put(None)
+            self._idle_threads = 0
             self._close_if_unused()
             self._changed.notify_all()
 
-    def _take(self, size: int, deadline: float) -> Region:
-        """Take a region as soon as one is free. Raises TransferFailed."""
+    def _take(self, size: int, deadline: float) -> Extent:
+        """Take an extent as soon as one is free. Raises TransferFailed."""
         if size > self._slab.size:
             raise TransferFailed(f"the value has {size} bytes, and the buffer for arrivals {self._slab.size}")
         with self._changed:
             while True:
                 if self._is_closed:
                     raise TransferFailed("the connector is closed")
-                region = self._slab.take(size, 0.0) if self._slab.leases < MOST_READS else None
-                if region is not None:
-                    return region
+                extent = self._slab.take(size, 0.0) if self._slab.leases < MOST_READS else None
+                if extent is not None:
+                    return extent
                 if not self._changed.wait(max(deadline - time.monotonic(), 0)):
                     raise TransferFailed("the buffer for arrivals had no room in time")
 
+    def _start(self, read: Read, offer: Offer) -> None:
+        """Give a read to an idle thread, or to a new one. Raises TransferFailed if none can start."""
+        with self._changed:
+            is_idle = self._idle_threads > 0
+            self._idle_threads -= is_idle
+        if is_idle:
+            self._jobs.put((read, offer))
+            return
+        try:
+            threading.Thread(target=self._work, args=(read, offer), name="fovea-read", daemon=True).start()
+        except RuntimeError as error:
+            self._give_back(read)
+            raise TransferFailed(f"no thread can start: {error}") from error
+
+    def _work(self, read: Read, offer: Offer) -> None:
+        """Run reads in this thread, until the connector is closed."""
+        job: tuple[Read, Offer] | None = (read, offer)
+        while job is not None:
+            self._run(*job)
+            with self._changed:
+                if self._is_closed:
+                    return
+                self._idle_threads += 1
+            job = self._jobs.get()
+
     def _run(self, read: Read, offer: Offer) -> None:
-        """Read in a thread of its own. The engine releases the interpreter's lock meanwhile."""
+        """Carry out a read. The engine releases the interpreter's lock meanwhile."""
         try:
             if offer.size:
                 read.status = self._memory.engine.transfer_sync_read(
-                    offer.place, self._memory.address + read.region.start, offer.start, offer.size
+                    offer.place, self._memory.address + read.extent.start, offer.start, offer.size
                 )
             else:
                 read.status = 0
@@ -264,7 +292,7 @@ class Landing:
 
     def _give_back(self, read: Read) -> None:
         with self._changed:
-            self._slab.end(read.region.lease)
+            self._slab.end(read.extent.lease)
             self._close_if_unused()
             self._changed.notify_all()
 
@@ -276,12 +304,12 @@ class Landing:
 class Read:
     """A read of the engine.
 
-    region: part of the landing buffer. status: of the engine, 0 if it succeeded. has_ended: set at its end.
+    extent: part of the landing buffer. status: of the engine, 0 if it succeeded. has_ended: set at its end.
     is_abandoned: nobody waits for it.
     """
 
-    def __init__(self, region: Region) -> None:
-        self.region = region
+    def __init__(self, extent: Extent) -> None:
+        self.extent = extent
         self.status = -1
         self.has_ended = threading.Event()
         self.is_abandoned = False

@@ -52,32 +52,32 @@ class OfferedValues:
     def put(self, name: str, pieces: Sequence[Buffer]) -> Value | None:
         """Copy a value into the slab, or return None if there is no room.
 
-        The copy takes its time, so it is made without the lock. The region is pinned meanwhile: even if this
-        process is stopped for longer than a lease, the region is not reused under the copy.
+        The copy takes its time, so it is made without the lock. The extent is pinned meanwhile: even if this
+        process is stopped for longer than a lease, the extent is not reused under the copy.
         """
         views = flat_views(pieces)
         size = sum(len(view) for view in views)
         with self._lock:
             now = self._expire()
-            region = None if self._is_closed else self._slab.take(size, now)
-            if region is None:
+            extent = None if self._is_closed else self._slab.take(size, now)
+            if extent is None:
                 return None
-            self._slab.pin(region.lease, _WRITER, math.inf)
-            target = self._memory[region.start : region.start + size]
+            self._slab.pin(extent.lease, _WRITER, math.inf)
+            target = self._memory[extent.start : extent.start + size]
         value = None
         try:
             checksum = copy_pieces(views, target)
-            value = Value(name, region.start, size, checksum, region.lease)
+            value = Value(name, extent.start, size, checksum, extent.lease)
         finally:
             with self._lock:
                 # The term of the lease begins here, unless it ended during the copy.
-                if value is not None and self._slab.extend(region.lease, self._clock()):
-                    self._values[region.lease] = value
+                if value is not None and self._slab.extend(extent.lease, self._clock()):
+                    self._values[extent.lease] = value
                     self._names[name] += 1
                 else:
                     value = None
-                    self._slab.end(region.lease)
-                self._slab.unpin(_WRITER, region.lease)
+                    self._slab.end(extent.lease)
+                self._slab.unpin(_WRITER, extent.lease)
         return value
 
     def pin(self, lease: int, start: int, size: int, holder: int) -> memoryview | None:
@@ -128,7 +128,7 @@ class OfferedValues:
                 self._forget(lease)
 
     def stats(self) -> dict[str, float]:
-        """slab_bytes, free_bytes; leases: regions in use; expirations: leases that ended by time."""
+        """slab_bytes, free_bytes; leases: extents in use; expirations: leases that ended by time."""
         with self._lock:
             self._expire()
             return {

@@ -69,6 +69,8 @@ class ShmConnector:
         idle_s: a connection to a producer is closed after so many seconds without use.
         most_connections: most consumers at a time.
         """
+        if not hasattr(os, "memfd_create"):
+            raise ConfigError("connectors of kind 'shm' need Linux; accepted here: 'folder'")
         self._folder = open_folder(folder)
         remove_stale_sockets(self._folder)
         self._counts = transfer_counts()
@@ -144,7 +146,9 @@ class ShmConnector:
 
     def stats(self) -> dict[str, float]:
         """`transfer_counts`, the slab's use, `connections` of consumers and `links` to producers."""
-        more = {"connections": float(self._server.connections), "links": float(len(self._links))}
+        with self._links_lock:
+            links = sum(link.is_open for link in self._links.values())
+        more = {"connections": float(self._server.connections), "links": float(links)}
         return self._counts.values() | self._values.stats() | more
 
     def _pin(self, offer: Offer, deadline: float) -> memoryview:
@@ -172,6 +176,7 @@ class ShmConnector:
             if link is None:
                 _check_socket(place)
                 link = self._links[place] = Link(place)
+            link.touch()  # so that it is not idle, and stays in the table, until it is used
             return link
 
     def _tick(self) -> None:
@@ -241,15 +246,23 @@ class Link:
         with self._lock:
             self._close()
 
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None
+
+    def touch(self) -> None:
+        """Mark the link as used now."""
+        self._used_at = time.monotonic()
+
     def close_if_unused(self, idle_s: float) -> bool:
-        """Close the link if it is idle or the producer has closed it. Returns whether it did."""
+        """Close the connection if the link is idle or the producer has ended. Returns whether it is idle."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            is_unused = time.monotonic() - self._used_at >= idle_s or self._has_ended()
-            if is_unused:
+            is_idle = time.monotonic() - self._used_at >= idle_s
+            if is_idle or self._has_ended():
                 self._close()
-            return is_unused
+            return is_idle
         finally:
             self._lock.release()
 

@@ -1,11 +1,11 @@
-"""Bookkeeping of one piece of memory that is lent in regions. It holds numbers only, and takes the clock.
+"""Bookkeeping of one piece of memory that is lent in extents. It holds numbers only, and takes the clock.
 
-A region is lent under a lease. The lease ends when somebody ends it, or `lease_s` seconds after it began or
-was last extended. A holder (a connection) pins a region while it reads it. A region is free again when its
+An extent is lent under a lease. The lease ends when somebody ends it, or `lease_s` seconds after it began or
+was last extended. A holder (a connection) pins an extent while it reads it. An extent is free again when its
 lease has ended and no pin is left, so it is never reused under a reader. Pins have an end, too, so that a
 reader that stalls keeps nothing for ever.
 
-Free memory is a sorted list of holes without neighbours that touch. A region takes the smallest hole that
+Free memory is a sorted list of holes without neighbours that touch. An extent takes the smallest hole that
 fits. When all leases and pins have ended there is one hole again.
 """
 
@@ -20,7 +20,7 @@ UNIT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class Extent:
     """A part of the slab under a lease.
 
     start: offset in bytes.
@@ -35,9 +35,9 @@ class Region:
 
 @dataclass(slots=True)
 class _Loan:
-    """A region and its users. ends_at: end of the lease; -inf: it has ended. pins: end by holder."""
+    """An extent and its users. ends_at: end of the lease; -inf: it has ended. pins: end by holder."""
 
-    region: Region
+    extent: Extent
     ends_at: float
     pins: dict[int, float] = field(default_factory=dict)
 
@@ -54,8 +54,8 @@ class Slab:
         self._loans: dict[int, _Loan] = {}
         self._next_end = math.inf  # no lease or pin ends before
 
-    def take(self, size: int, now: float) -> Region | None:
-        """Lend a region of at least `size` bytes, or return None if no hole is large enough."""
+    def take(self, size: int, now: float) -> Extent | None:
+        """Lend an extent of at least `size` bytes, or return None if no hole is large enough."""
         size = max(-(-size // UNIT), 1) * UNIT
         holes = range(len(self._starts))
         hole = min(
@@ -65,14 +65,14 @@ class Slab:
         )
         if hole is None:
             return None
-        region = Region(self._starts[hole], size, self._next_lease)
+        extent = Extent(self._starts[hole], size, self._next_lease)
         self._next_lease += 1
         self._starts[hole] += size
         if self._starts[hole] == self._ends[hole]:
             del self._starts[hole], self._ends[hole]
-        self._loans[region.lease] = _Loan(region, now + self.lease_s)
+        self._loans[extent.lease] = _Loan(extent, now + self.lease_s)
         self._next_end = min(self._next_end, now + self.lease_s)
-        return region
+        return extent
 
     def extend(self, lease: int, now: float) -> bool:
         """Let a lease last `lease_s` seconds from now. Returns False if it has ended."""
@@ -86,9 +86,9 @@ class Slab:
         return loan is not None and loan.ends_at > -math.inf
 
     def pin(self, lease: int, holder: int, until: float) -> bool:
-        """Keep a region as it is until that time. Returns False if the lease has ended.
+        """Keep an extent as it is until that time. Returns False if the lease has ended.
 
-        A holder has one pin on a region; a second call moves its end.
+        A holder has one pin on an extent; a second call moves its end.
         """
         if not self.is_alive(lease):
             return False
@@ -97,7 +97,7 @@ class Slab:
         return True
 
     def unpin(self, holder: int, lease: int | None = None) -> None:
-        """End the pins of a holder on one region, or on all."""
+        """End the pins of a holder on one extent, or on all."""
         loans = list(self._loans.values()) if lease is None else [self._loans.get(lease)]
         for loan in loans:
             if loan is not None and loan.pins.pop(holder, None) is not None:
@@ -134,7 +134,7 @@ class Slab:
 
     @property
     def leases(self) -> int:
-        """Number of regions that are not free."""
+        """Number of extents that are not free."""
         return len(self._loans)
 
     @property
@@ -142,10 +142,10 @@ class Slab:
         return sum(self._ends) - sum(self._starts)
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError unless regions and holes cover the slab exactly once."""
+        """Raise RuntimeError unless extents and holes cover the slab exactly once."""
         parts = sorted(
             [
-                (loan.region.start, loan.region.start + loan.region.size, False)
+                (loan.extent.start, loan.extent.start + loan.extent.size, False)
                 for loan in self._loans.values()
             ]
             + [(start, end, True) for start, end in zip(self._starts, self._ends, strict=True)]
@@ -153,17 +153,17 @@ class Slab:
         at, after_hole = 0, False
         for start, end, is_hole in parts:
             if start != at or end <= start or (is_hole and after_hole):
-                raise RuntimeError(f"the slab's regions and holes do not fit together at byte {at}: {parts}")
+                raise RuntimeError(f"the slab's extents and holes do not fit together at byte {at}: {parts}")
             at, after_hole = end, is_hole
         if at != self.size:
-            raise RuntimeError(f"the slab's regions and holes end at byte {at} of {self.size}")
+            raise RuntimeError(f"the slab's extents and holes end at byte {at} of {self.size}")
 
     def _settle(self, loan: _Loan) -> None:
-        """Free the region if nobody needs it any more, and join the hole with its neighbours."""
-        region = loan.region
-        if loan.pins or loan.ends_at > -math.inf or self._loans.pop(region.lease, None) is None:
+        """Free the extent if nobody needs it any more, and join the hole with its neighbours."""
+        extent = loan.extent
+        if loan.pins or loan.ends_at > -math.inf or self._loans.pop(extent.lease, None) is None:
             return
-        start, end = region.start, region.start + region.size
+        start, end = extent.start, extent.start + extent.size
         index = bisect_left(self._starts, start)
         if index < len(self._starts) and self._starts[index] == end:
             end = self._ends[index]
