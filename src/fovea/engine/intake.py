@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fovea.core.errors import FoveaError, InvalidImage, InvalidRequest, Overloaded
+from fovea.core.errors import Forbidden, FoveaError, InvalidImage, InvalidRequest, Overloaded
 from fovea.core.types import Delta, GenerationRequest, ModelInfo, PlannedPrompt
 from fovea.engine.cache.embeddings import CacheShares
 from fovea.engine.config import MIB
@@ -232,11 +232,11 @@ class Visit:
         if offering is None:
             return
         if handover is None:
-            raise InvalidRequest("this engine works for no peers", param="kind")
+            raise Forbidden("this engine works for no peers", code="role")
         if offering.layout != handover.layout:
-            raise InvalidRequest(
+            raise Forbidden(
                 "this engine has another version, model, precision or block size than the one that asks",
-                param="layout",
+                code="layout",
             )
         images = len(prompt.images) if isinstance(prompt, PlannedPrompt) else 0
         if not all(0 <= number < images for number in offering.outputs):

@@ -26,6 +26,8 @@ from fovea.engine.transfer.connector import Connector, Offer, TransferFailed
 from fovea.engine.vision.encoding import VisualFeatures
 from fovea.kernels.pages import KVPool
 
+PLACE_BYTES, HEADER_BYTES = 8, 1 << 16
+"""Of an output: of a token's place, and of everything that does not grow with its tokens."""
 CREATED = "created"
 """Name of the tensor with the time of encoding, in seconds of `time.time`."""
 
@@ -107,6 +109,12 @@ class Handover:
                 source = torch.frombuffer(data, dtype=torch.uint8, count=size, offset=first)
                 tensor.copy_(source.view(tensor.dtype).view(tensor.shape))
                 first += size
+
+    def most_bytes(self, value: Value) -> int:
+        """Return how many bytes a value has at most. For any thread."""
+        if value.kind != "output":
+            return self._size(value)
+        return value.rows * (self._model.visual_token_bytes + PLACE_BYTES) + HEADER_BYTES
 
     def check(self, value: Value, data: bytearray) -> VisualFeatures | None:
         """Check a value before it is taken in. Returns the features of an output. For any thread.

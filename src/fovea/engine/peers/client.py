@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import ssl
 import threading
 import time
 from collections import Counter
@@ -44,6 +45,10 @@ LONGEST_LINE = 1 << 20
 PATIENCE = 6
 """How many times `peer_timeout_s` a peer is waited for that says that it is there, but has nothing ready."""
 KINDS = ("encode", "prefill")
+LONGEST_S = 86_400.0
+"""Longest timeout of a piece of work."""
+BUSY_OR_WRONG = (401, 403, 404, 408, 429)
+"""Statuses of refusals that will meet other requests, too."""
 
 
 class Receiver(Protocol):
@@ -52,13 +57,22 @@ class Receiver(Protocol):
     layout: str
     kv: KVManager
 
+    def most_bytes(self, value: Value) -> int: ...
+
     def check(self, value: Value, data: bytearray) -> VisualFeatures | None: ...
 
     def adopt(self, seq: TokenSequence, received: Sequence[tuple[Value, bytearray]]) -> None: ...
 
 
 class PeerFailed(Exception):
-    """A peer did not do its work. The message says why."""
+    """A peer did not do its work. The message says why.
+
+    blameless: it is the fault of the request, such as an image that cannot be decoded.
+    """
+
+    def __init__(self, reason: str, *, blameless: bool = False) -> None:
+        super().__init__(reason)
+        self.blameless = blameless
 
 
 class Releases(threading.local):
@@ -288,7 +302,7 @@ class Peers:
             "layout": self._receiver.layout,
             "id": request.id,
             "salt": request.cache_salt,
-            "timeout": request.timeout,
+            "timeout": None if request.timeout is None else min(max(request.timeout, 0.001), LONGEST_S),
             "priority": request.priority,
             "client": list(request.client),
         }
@@ -318,19 +332,20 @@ class Peers:
             self._count(f"peer_{work.kind}_refused")
             raise PeerFailed("all peers rest after failures")
         failed: str | None = "it was given up"
+        harmless = False
         try:
             cached = self._receive(peer, work, wait, take)
             failed = None
             return cached
         except PeerFailed as error:
-            failed = str(error)
+            failed, harmless = str(error), error.blameless
             raise
         except Exception as error:
             failed = str(error) or type(error).__name__
             raise PeerFailed(failed) from error
         finally:
             ended = time.monotonic()
-            harmless = failed is None or wait.over
+            harmless = harmless or failed is None or wait.over
             with self._lock:
                 self._tables[work.kind].end(peer, work.tokens, ended, failed=not harmless)
             self._count(f"peer_{work.kind}_{'done' if failed is None else 'failed'}")
@@ -357,7 +372,8 @@ class Peers:
         with self._open(peer, "/peer/work", content) as response:
             if response.status_code != 200:
                 response.read()
-                raise PeerFailed(f"status {response.status_code}: {response.text[:300]}")
+                status = response.status_code
+                raise PeerFailed(f"status {status}: {response.text[:300]}", blameless=_blameless(status))
             latest = time.monotonic()
             for line in _lines(response):
                 if wait.over:
@@ -377,7 +393,9 @@ class Peers:
     def _fetch(self, line: Mapping[str, Any], left: dict[str, Value]) -> list[tuple[Value, bytearray]]:
         """Fetch the values of a line that are wanted."""
         if "error" in line:
-            raise PeerFailed(str(line["error"])[:300])
+            status = line.get("status")
+            blameless = isinstance(status, int) and _blameless(status)
+            raise PeerFailed(str(line["error"])[:300], blameless=blameless)
         found = []
         offers = line.get("offers", [])
         for fields in offers if isinstance(offers, list) else ():
@@ -386,6 +404,8 @@ class Peers:
                 value = left.pop(offer.name, None)
                 if value is None:
                     raise TransferFailed("it offers what nobody asked for")
+                if offer.size > self._receiver.most_bytes(value):
+                    raise TransferFailed(f"a value of {offer.size} bytes is offered, which is too large")
                 try:
                     data = self._connector.fetch(offer, self._settings.peer_timeout_s)
                 finally:
@@ -406,7 +426,8 @@ class Peers:
             if self._client is None:
                 limits = httpx.Limits(max_connections=None, max_keepalive_connections=THREADS)
                 timeout = httpx.Timeout(self._settings.peer_timeout_s, pool=None)
-                self._client = httpx.Client(limits=limits, timeout=timeout, trust_env=False)
+                trusted = ssl.create_default_context()  # certificates of the system, or of SSL_CERT_FILE
+                self._client = httpx.Client(limits=limits, timeout=timeout, trust_env=False, verify=trusted)
             client = self._client
         headers = {
             "authorization": f"Bearer {self._settings.peer_key}",
@@ -428,6 +449,10 @@ COUNTS = (
     "transfers_failed",
     "transfer_bytes",
 )
+
+
+def _blameless(status: int) -> bool:
+    return 400 <= status < 500 and status not in BUSY_OR_WRONG
 
 
 def _have_files(images: Iterable[PlannedImage]) -> bool:

@@ -14,7 +14,7 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 from fovea.api.peers import PeerRelease, PeerWork
-from fovea.core.errors import Forbidden, FoveaError, InvalidRequest
+from fovea.core.errors import EngineError, Forbidden, FoveaError, InvalidRequest
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import Delta, GenerationRequest, Offering, PlannedPart, PlannedPrompt
 from fovea.server.generation import Generation
@@ -79,8 +79,8 @@ async def _answer(request: Request, deltas: AsyncGenerator[Delta, None]) -> None
             raise
         if not isinstance(error, FoveaError):
             log.error("work for a peer failed", exc_info=error)
-        text = error.message if isinstance(error, FoveaError) else "the work failed; see the peer's log"
-        await _send(request, {"error": text}, more=False)
+            error = EngineError("the work failed; see the peer's log")
+        await _send(request, {"error": error.message, "status": error.status}, more=False)
 
 
 async def _send_offers(request: Request, deltas: AsyncGenerator[Delta, None]) -> None:
