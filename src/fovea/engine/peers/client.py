@@ -190,10 +190,11 @@ class Peers:
         ):
             return None
         outputs = {span.key for span in needed_outputs(kv, seq, prompt.spans, lasting=self._lasting)}
-        images = {image.key: image for image in reversed(prompt.images)}
-        values = [output_value(self._receiver.layout, key, images[key].plan.rows) for key in sorted(outputs)]
+        first = {image.key: number for number, image in reversed(list(enumerate(prompt.images)))}
+        numbers = sorted(first[key] for key in outputs)
+        images = [prompt.images[number] for number in numbers]
+        values = [output_value(self._receiver.layout, image.key, image.plan.rows) for image in images]
         values += prefix_values(self._receiver.layout, kv, seq, cached)
-        numbers = [number for number, image in enumerate(prompt.images) if image.key in outputs]
         body = self._body("prefill", request) | {"ids": prompt.ids, "first": cached, "outputs": numbers}
         name = seq.block_hashes[0].hex() if seq.block_hashes else request.id
         key = prompt.images[0].image.identity if prompt.images else name
