@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 
 from fovea import AnswerFormat, Engine
-from fovea.core.media import Image, PixelBudget
+from fovea.core.errors import InvalidRequest
+from fovea.core.media import PixelBudget
 from fovea.core.types import ChatPrompt, ImagePart, TextPrompt, TokenPrompt
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import LoadedModel, load_model
-from fovea.kernels.native.build import library
 from tests.engine.test_native_families import FAMILIES
-from tests.engine.test_speculation import Written, answer, first_difference, settings, written
 from tests.engine.test_speculation import Case as Model
+from tests.engine.test_speculation import Written, answer, first_difference, settings, written
 from tests.support.checkpoints import ARCHITECTURES
 from tests.support.engines import ask
 from tests.support.programs import need_kernels
@@ -123,16 +123,21 @@ METHODS = ("uniform", "dart", "dpp_query", "visionzip", "tome", "fastv", "releva
 
 
 def reduced(machine: Engine) -> list[Question]:
-    """Fewer visual tokens by each method that the model has."""
-    found: list[Question] = []
-    for method in METHODS:
-        wish = {"keep": 0.5}
-        prompt = reduced_prompt(
-            "the red circle", drawn(6, 256, 192), drawn(7, 160, 128), method=method, **wish
-        )
-        found.append((prompt, {}))
-    found.append((reduced_prompt("the red circle", drawn(6, 256, 192), method="relevance", keep="auto"), {}))
-    return found
+    """Fewer visual tokens by each method that the model has, and all of them."""
+    pictures = drawn(6, 256, 192), drawn(7, 160, 128)
+    asked = [reduced_prompt("the red circle", *pictures, method=method, keep=0.5) for method in METHODS]
+    asked.append(reduced_prompt("the red circle", pictures[0], method="relevance", keep="auto"))
+    return [
+        (prompt, {}) for prompt in (*asked, ask("What is it?", *pictures)) if is_accepted(machine, prompt)
+    ]
+
+
+def is_accepted(machine: Engine, prompt: ChatPrompt) -> bool:
+    try:
+        machine.outline(prompt)
+    except InvalidRequest:
+        return False
+    return True
 
 
 GROUPS: dict[str, Callable[[Engine], list[Question]]] = {
@@ -185,7 +190,8 @@ def check(case: Case, loaded: LoadedModel) -> Mapping[str, float]:
         expected = [reply(machine, question) for question in questions]
     front = dict(FRONT.get(case.arranged, {}))
     if case.arranged == "preempted":  # room for the longest answer, and a little more
-        front["kv_blocks"] = max(counts[0] + counts[1] for *_, counts, _, _ in expected) // BLOCK + 8
+        longest = max(counts[0] + counts[1] for *_, counts, _, _ in expected)
+        front["kv_blocks"] = longest // base["block_size"] + 32 // base["block_size"]
     with team(case.team, loaded, base, **front) as members:
         compare(members, questions, expected, "one after the other", at_once=False)
         stats = dict(members.stats())
@@ -200,7 +206,7 @@ def check(case: Case, loaded: LoadedModel) -> Mapping[str, float]:
         after = members.stats()
         for kind in ("encode", "prefill"):
             assert after[f"peer_{kind}_failed"] == after[f"peer_{kind}_refused"] == 0, after
-        if case.arranged == "preempted":
+        if case.arranged == "preempted" and case.group == "plain":
             assert after["preemptions"] > 0
         if case.arranged != "no caches" and case.group != "lengths":
             assert after["transfers"] > 0
@@ -214,7 +220,8 @@ CASES = list(dict.fromkeys([
     *(Case(name, "bundled", group, arranged) for name in TEAMS for group in GROUPS for arranged in ALL
       if arranged != "few states"),
     *(Case(name, family, group, arranged) for name in TEAMS for family in FAMILIES
-      for group in ("plain", "endings", "lengths") for arranged in EVERYWHERE),
+      for group in ("plain", "endings", "lengths") for arranged in EVERYWHERE
+      if (group, arranged) != ("lengths", "preempted")),
     *(Case(name, family, "plain", "few states") for name in TEAMS for family in ("qwen3_5", "lfm2_vl")),
     *(Case(name, architecture, group) for name in TEAMS for architecture in ARCHITECTURES
       for group in ("plain", "drawn", "endings", "reduced")),
@@ -240,15 +247,3 @@ def test_roles_change_no_bit(case: Case, model: Callable[[Case], LoadedModel]) -
     if (case.model, case.meaning) != ("bundled", "plain"):
         need_kernels()
     check(case, model(case))
-
-
-def test_the_kernels_of_these_tests_are_exact() -> None:
-    """Without them, only tokens and texts are compared."""
-    need_kernels()
-    assert library() is not None
-
-
-def image_of(prompt: ChatPrompt) -> list[Image]:
-    return [
-        part.image for message in prompt.messages for part in message.parts if isinstance(part, ImagePart)
-    ]
