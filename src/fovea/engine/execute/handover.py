@@ -6,6 +6,7 @@ of layers that have some. Encoder outputs, which differ in shape, travel in the 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -132,6 +133,8 @@ class Handover:
         try:
             named = safetensors.torch.load(bytes(data))
             created = float(named.pop(CREATED))
+            if not math.isfinite(created):
+                raise ValueError(f"its time is {created}")
             tensors = [named[str(number)] for number in range(len(named))]
             features = VisualFeatures.from_tensors(tensors, min(created, time.time()))
         except (safetensors.SafetensorError, KeyError, ValueError, RuntimeError, IndexError) as error:

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -42,6 +43,8 @@ THREADS = 32
 """Pieces of work that peers do for this engine at a time."""
 LONGEST_LINE = 1 << 20
 """Most bytes of a line of a peer's answer."""
+SHOWN = 300
+"""Bytes of a peer's error that are logged."""
 PATIENCE = 6
 """How many times `peer_timeout_s` a peer is waited for that says that it is there, but has nothing ready."""
 KINDS = ("encode", "prefill")
@@ -220,10 +223,11 @@ class Peers:
         ):
             return None
         outputs = {span.key for span in needed_outputs(kv, seq, prompt.spans, lasting=self._lasting)}
-        images = {image.key: image for image in reversed(prompt.images)}
-        values = [output_value(self._receiver.layout, key, images[key].plan.rows) for key in sorted(outputs)]
+        first = {image.key: number for number, image in reversed(list(enumerate(prompt.images)))}
+        numbers = sorted(first[key] for key in outputs)
+        images = [prompt.images[number] for number in numbers]
+        values = [output_value(self._receiver.layout, image.key, image.plan.rows) for image in images]
         values += prefix_values(self._receiver.layout, kv, seq, cached)
-        numbers = [number for number, image in enumerate(prompt.images) if image.key in outputs]
         body = self._body("prefill", request) | {"ids": prompt.ids, "first": cached, "outputs": numbers}
         name = seq.block_hashes[0].hex() if seq.block_hashes else request.id
         key = prompt.images[0].image.identity if prompt.images else name
@@ -366,29 +370,36 @@ class Peers:
                 log.warning("the peer %s was not told what was fetched: %s", peer.url, error)
 
     def _receive(self, peer: Peer, work: _Work, wait: Wait, take: Take) -> int:
-        left, cached = dict(work.wanted), -1
+        left = dict(work.wanted)
         images = [_image(image) for image in work.images]
         content = json.dumps({**work.body, "images": images}).encode()
         with self._open(peer, "/peer/work", content) as response:
-            if response.status_code != 200:
-                response.read()
-                status = response.status_code
-                raise PeerFailed(f"status {status}: {response.text[:300]}", blameless=_blameless(status))
             latest = time.monotonic()
-            for line in _lines(response):
-                if wait.over:
-                    raise PeerFailed("the request has ended")
-                if time.monotonic() - latest > PATIENCE * self._settings.peer_timeout_s:
-                    raise PeerFailed(f"nothing was ready for {time.monotonic() - latest:.0f} s")
+
+            def chunks() -> Iterator[bytes]:
+                # As they arrived: a peer compresses nothing, and a small body could become a large one.
+                for chunk in response.iter_raw():
+                    yield chunk
+                    if wait.over:
+                        raise PeerFailed("the request has ended")
+                    waited = time.monotonic() - latest
+                    if waited > PATIENCE * self._settings.peer_timeout_s:
+                        raise PeerFailed(f"nothing was ready for {waited:.0f} s")
+
+            if response.status_code != 200:
+                status = response.status_code
+                raise PeerFailed(f"status {status}: {_beginning(chunks())}", blameless=_blameless(status))
+            answer = chunks()
+            for line in _lines(answer):
                 values = self._fetch(line, left)
                 if values:
                     take(values)
                     latest = time.monotonic()
                 if line.get("done") is True:
-                    cached = max(0, int(line.get("cached", 0)))
-        if cached < 0:
-            raise PeerFailed("its answer broke off")
-        return cached
+                    with suppress(Exception):  # the work is done, whatever follows
+                        next(answer, None)  # after the end of its answer, a connection can be used again
+                    return max(0, int(line.get("cached", 0)))
+        raise PeerFailed("its answer broke off")
 
     def _fetch(self, line: Mapping[str, Any], left: dict[str, Value]) -> list[tuple[Value, bytearray]]:
         """Fetch the values of a line that are wanted."""
@@ -433,6 +444,7 @@ class Peers:
             "authorization": f"Bearer {self._settings.peer_key}",
             "content-type": "application/json",
             "accept": "application/x-ndjson",
+            "accept-encoding": "identity",
         }
         return client.stream("POST", f"{peer.url}{path}", content=content, headers=headers)
 
@@ -466,10 +478,20 @@ def _image(planned: PlannedImage) -> dict[str, Any]:
     return {"url": f"data:;base64,{file}", "plan": plan_fields(planned.plan)}
 
 
-def _lines(response: httpx.Response) -> Iterator[dict[str, Any]]:
+def _beginning(chunks: Iterable[bytes]) -> str:
+    """Return the beginning of an error's body."""
+    text = b""
+    for chunk in chunks:
+        text += chunk[:SHOWN]
+        if len(text) >= SHOWN:
+            break
+    return text[:SHOWN].decode(errors="replace")
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """Yield the objects of an answer's lines. Raises PeerFailed for anything else."""
     rest = b""
-    for chunk in response.iter_bytes():
+    for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")
         if len(rest) > LONGEST_LINE:
             raise PeerFailed(f"a line of its answer has more than {LONGEST_LINE} bytes")
