@@ -42,8 +42,8 @@ THREADS = 32
 """Pieces of work that peers do for this engine at a time."""
 LONGEST_LINE = 1 << 20
 """Most bytes of a line of a peer's answer."""
-SHOWN = 300
-"""Bytes of a peer's error that are logged."""
+LONGEST_ERROR = 4096
+"""Bytes of a peer's error that are read."""
 PATIENCE = 6
 """How many times `peer_timeout_s` a peer is waited for that says that it is there, but has nothing ready."""
 KINDS = ("encode", "prefill")
@@ -62,6 +62,10 @@ class Receiver(Protocol):
 
 class PeerFailed(Exception):
     """A peer did not do its work. The message says why."""
+
+
+class PeerRefused(PeerFailed):
+    """A peer cannot do its work because of the request itself, such as a damaged image. It need not rest."""
 
 
 class Wait:
@@ -306,19 +310,20 @@ class Peers:
             self._count(f"peer_{work.kind}_refused")
             raise PeerFailed("all peers rest after failures")
         failed: str | None = "it was given up"
+        harmless = False
         try:
             cached = self._receive(peer, work, wait, take)
             failed = None
             return cached
         except PeerFailed as error:
-            failed = str(error)
+            failed, harmless = str(error), isinstance(error, PeerRefused)
             raise
         except Exception as error:
             failed = str(error) or type(error).__name__
             raise PeerFailed(failed) from error
         finally:
             ended = time.monotonic()
-            harmless = failed is None or wait.over
+            harmless = harmless or failed is None or wait.over
             with self._lock:
                 self._tables[work.kind].end(peer, work.tokens, ended, failed=not harmless)
             self._count(f"peer_{work.kind}_{'done' if failed is None else 'failed'}")
@@ -344,7 +349,7 @@ class Peers:
                         raise PeerFailed(f"nothing was ready for {waited:.0f} s")
 
             if response.status_code != 200:
-                raise PeerFailed(f"status {response.status_code}: {_beginning(chunks())}")
+                raise _refusal(response.status_code, _beginning(chunks()))
             answer = chunks()
             for line in _lines(answer):
                 values = self._fetch(line, left)
@@ -360,7 +365,7 @@ class Peers:
     def _fetch(self, line: Mapping[str, Any], left: dict[str, Value]) -> list[tuple[Value, bytearray]]:
         """Fetch the values of a line that are wanted."""
         if "error" in line:
-            raise PeerFailed(str(line["error"])[:300])
+            raise (PeerRefused if line.get("refused") is True else PeerFailed)(str(line["error"])[:300])
         found = []
         offers = line.get("offers", [])
         for fields in offers if isinstance(offers, list) else ():
@@ -429,10 +434,23 @@ def _beginning(chunks: Iterable[bytes]) -> str:
     """Return the beginning of an error's body."""
     text = b""
     for chunk in chunks:
-        text += chunk[:SHOWN]
-        if len(text) >= SHOWN:
+        text += chunk[:LONGEST_ERROR]
+        if len(text) >= LONGEST_ERROR:
             break
-    return text[:SHOWN].decode(errors="replace")
+    return text[:LONGEST_ERROR].decode(errors="replace")
+
+
+def _refusal(status: int, text: str) -> PeerFailed:
+    """Return the error for an answer with a status other than 200. A peer of another layout fails always."""
+    message = f"status {status}: {text[:300]}"
+    if status not in (400, 413):
+        return PeerFailed(message)
+    try:
+        error = json.loads(text)["error"]
+        known = isinstance(error["message"], str) and error["param"] not in ("layout", "kind")
+    except (ValueError, RecursionError, LookupError, TypeError):
+        return PeerFailed(message)
+    return PeerRefused(message) if known else PeerFailed(message)
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[dict[str, Any]]:

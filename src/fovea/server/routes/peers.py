@@ -73,7 +73,8 @@ async def _answer(request: Request, deltas: AsyncGenerator[Delta, None]) -> None
         if not isinstance(error, FoveaError):
             log.error("work for a peer failed", exc_info=error)
         text = error.message if isinstance(error, FoveaError) else "the work failed; see the peer's log"
-        await _send(request, {"error": text}, more=False)
+        refused = isinstance(error, InvalidRequest)  # another request may be done as well as ever
+        await _send(request, {"error": text, "refused": refused}, more=False)
 
 
 async def _send_offers(request: Request, deltas: AsyncGenerator[Delta, None]) -> None:
