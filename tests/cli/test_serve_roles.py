@@ -285,10 +285,10 @@ def test_a_peer_that_stops_is_waited_for_only_so_long(name: str, nodes: Nodes) -
 @pytest.mark.parametrize("name", ["decode", "prefill-decode"])
 def test_a_peer_may_die_and_start_again(name: str, nodes: Nodes) -> None:
     kind = "prefill" if name == "decode" else "encode"
-    bodies = [question(*fresh(2)) for _ in range(6)]
+    bodies = [question(*fresh(4)) for _ in range(8)]
     with ThreadPoolExecutor(len(bodies)) as pool:
         answers = [pool.submit(nodes[name].post, body) for body in bodies]
-        until(lambda: nodes[kind].metric("offers") > 0 and nodes[kind].metric("requests_running") > 0)
+        time.sleep(0.2)
         nodes[kind].kill()
         found = [content(answer.result()) for answer in answers]
     assert found == [content(nodes["all"].post(body)) for body in bodies]
@@ -312,8 +312,7 @@ def test_the_work_of_a_client_who_leaves_ends(nodes: Nodes) -> None:
 def test_a_damaged_picture_is_no_failure_of_the_peer(nodes: Nodes) -> None:
     """A client could otherwise keep all peers resting."""
     data = base64.b64decode(picture_url(fresh()[0], 256, 256).partition(",")[2])
-    probe_ok = data[: len(data) // 2]
-    damaged = f"data:image/png;base64,{base64.b64encode(probe_ok).decode()}"
+    damaged = f"data:image/png;base64,{base64.b64encode(data[: len(data) // 2]).decode()}"
     body = question()
     body["messages"][0]["content"].insert(0, {"type": "image_url", "image_url": {"url": damaged}})
     for name, kind in (("decode", "prefill"), ("prefill-decode", "encode")):
