@@ -138,6 +138,10 @@ class _Encoding:
             else:
                 self._call(partial(self._keep, value.key, features))
 
+    def end_cancelled(self, task: Future[None]) -> None:
+        if task.cancelled():
+            self.end_one()
+
     def end_one(self) -> None:
         with self._lock:
             self._left -= 1
@@ -243,8 +247,11 @@ class Peers:
             return None
         encoding = _Encoding(len(works), {image.key for image in images}, self._receiver, self._call, keep)
         for work in works.values():
-            if self._submit(lambda work=work: self._encode(work, wait, encoding)) is None:  # type: ignore[misc]
+            task = self._submit(partial(self._encode, work, wait, encoding))
+            if task is None:
                 encoding.end_one()
+            else:  # one that waits for a thread is cancelled when the engine stops, and never begins
+                task.add_done_callback(encoding.end_cancelled)
         return encoding.done
 
     def _encode(self, work: _Work, wait: Wait, encoding: _Encoding) -> None:
