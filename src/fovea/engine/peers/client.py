@@ -224,6 +224,11 @@ class Peers:
 
         return self._submit(run)
 
+    def needed_keys(self, prompt: PreparedPrompt, seq: TokenSequence) -> set[str]:
+        """Return the keys of the images whose outputs are needed here: those not before a cached prefix."""
+        cached = 0 if self._lasting else self._receiver.kv.cached_prefix(seq)
+        return {span.key for span in prompt.spans if span.end > cached}
+
     def encode(
         self, request: GenerationRequest, images: Iterable[PlannedImage], keep: Keep, wait: Wait
     ) -> Future[Fetched] | None:
