@@ -568,6 +568,9 @@ ROLES = ("all", "encode", "prefill", "decode", "prefill-decode")
 SERVING_ROLES = ("all", "decode", "prefill-decode")
 """The roles of engines that answer clients. The others work for these alone."""
 CONNECTORS = ("shm", "mooncake", "folder")
+LONGEST_PEER_KEY = 512
+"""As long as the longest key of a client."""
+_PEER_KEY = re.compile(f"[!-~]{{0,{LONGEST_PEER_KEY}}}")
 
 
 def _peer_urls(text: str) -> str:
@@ -641,6 +644,12 @@ class PeerSettings:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if not _PEER_KEY.fullmatch(self.peer_key):  # the message must not show it
+            raise ConfigError(
+                f"peer_key has {len(self.peer_key)} characters, or some that cannot be sent; accepted: 1 to "
+                f"{LONGEST_PEER_KEY} printable ASCII characters without spaces",
+                param="peer_key",
+            )
         if self.role not in SERVING_ROLES and not self.peer_key:
             raise ConfigError(
                 f"the role {self.role} works for peers, which need a secret: set peer_key", param="peer_key"

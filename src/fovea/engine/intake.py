@@ -220,6 +220,9 @@ class Visit:
                 fetched = yield prefilling
         if not fetched.covered:
             missing = intake.preparer.missing_images(outline)
+            if not request.encode_only and not (request.offering and request.offering.outputs):
+                needed = peers.needed_keys(outline.prompt, seq)
+                missing = [image for image in missing if image.key in needed]
             encoding = peers.encode(request, missing, intake.handover.keep, self._wait)
             if encoding is not None:
                 encoded: Fetched = yield encoding

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors
 import safetensors.torch
 import torch
 
@@ -28,7 +29,7 @@ from fovea import Engine
 from fovea.core.types import ChatPrompt
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import LoadedModel, load_model
-from fovea.engine.transfer.connector import Connector
+from fovea.engine.transfer.connector import Connector, Offer
 from fovea.kernels.native.build import library
 from tests.engine.test_speculation import Written, answer, written
 from tests.support.engines import ask, assert_idle
@@ -41,9 +42,10 @@ REQUEST_S = 20.0
 KINDS = ("encode", "prefill")
 PROMPT = ask("What is in the image?", drawn(1))
 TEXT = ask("the red circle is left of the blue square")
+EXACT = {"dtype": "bfloat16", "kernels": "native"} if library() is not None else {"dtype": "float32"}
 BASE: dict[str, Any] = {
-    "device": "cpu", "threads": 1, "kv_blocks": 256, "block_size": 8, "speculate": "off",
-} | ({"dtype": "bfloat16", "kernels": "native"} if library() is not None else {"dtype": "float32"})  # fmt: skip
+    "device": "cpu", "threads": 1, "kv_blocks": 256, "block_size": 8, "speculate": "off", **EXACT,
+}  # fmt: skip
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -130,7 +132,7 @@ class Talk:
         def other(data: bytearray) -> bytes:
             try:
                 tensors = safetensors.torch.load(bytes(data))
-            except Exception:  # it is no encoder output
+            except safetensors.SafetensorError:  # it is no encoder output
                 return bytes(data)
             self.peer.touched += 1
             return safetensors.torch.save(change(tensors))
@@ -139,8 +141,6 @@ class Talk:
 
 
 def fetched(connector: Connector, offer: dict[str, Any]) -> bytearray:
-    from fovea.engine.transfer.connector import Offer
-
     return connector.fetch(Offer.from_json(offer), 5.0)
 
 

@@ -41,9 +41,12 @@ class PeerTable:
     def choose(self, key: str, tokens: int, now: float) -> Peer | None:
         """Return the peer that gets a piece of work, and count it there; None: all of them rest.
 
+        A peer whose latest work failed gets one piece first: if it still fails, one request waits for it, and
+        not all that arrive meanwhile.
+
         key: names what the work is about. tokens: its size.
         """
-        awake = [peer for peer in self.peers if peer.rests_until <= now]
+        awake = [p for p in self.peers if p.rests_until <= now and not (p.failures and p.pending)]
         if not awake:
             return None
         most = BALANCE * (sum(peer.pending for peer in awake) + tokens) / len(awake)

@@ -43,15 +43,13 @@ THREADS = 32
 """Pieces of work that peers do for this engine at a time."""
 LONGEST_LINE = 1 << 20
 """Most bytes of a line of a peer's answer."""
-SHOWN = 300
-"""Bytes of a peer's error that are logged."""
+LONGEST_ERROR = 4096
+"""Bytes of a peer's error that are read."""
 PATIENCE = 6
 """How many times `peer_timeout_s` a peer is waited for that says that it is there, but has nothing ready."""
 KINDS = ("encode", "prefill")
 LONGEST_S = 86_400.0
 """Longest timeout of a piece of work."""
-BUSY_OR_WRONG = (401, 403, 404, 408, 429)
-"""Statuses of refusals that will meet other requests, too."""
 
 
 class Receiver(Protocol):
@@ -68,14 +66,7 @@ class Receiver(Protocol):
 
 
 class PeerFailed(Exception):
-    """A peer did not do its work. The message says why.
-
-    blameless: it is the fault of the request, such as an image that cannot be decoded.
-    """
-
-    def __init__(self, reason: str, *, blameless: bool = False) -> None:
-        super().__init__(reason)
-        self.blameless = blameless
+    """A peer did not do its work. The message says why."""
 
 
 class Releases(threading.local):
@@ -90,6 +81,10 @@ class Releases(threading.local):
     def take(self) -> list[Offer]:
         offers, self.offers = self.offers, []
         return offers
+
+
+class PeerRefused(PeerFailed):
+    """A peer cannot do its work because of the request itself, such as a damaged image. It need not rest."""
 
 
 class Wait:
@@ -161,6 +156,10 @@ class _Encoding:
                 self._fetched.features[value.key] = features
             else:
                 self._call(partial(self._keep, value.key, features))
+
+    def end_cancelled(self, task: Future[None]) -> None:
+        if task.cancelled():
+            self.end_one()
 
     def end_one(self) -> None:
         with self._lock:
@@ -246,6 +245,11 @@ class Peers:
 
         return self._submit(run)
 
+    def needed_keys(self, prompt: PreparedPrompt, seq: TokenSequence) -> set[str]:
+        """Return the keys of the images whose outputs are needed here: those not before a cached prefix."""
+        cached = 0 if self._lasting else self._receiver.kv.cached_prefix(seq)
+        return {span.key for span in prompt.spans if span.end > cached}
+
     def encode(
         self, request: GenerationRequest, images: Iterable[PlannedImage], keep: Keep, wait: Wait
     ) -> Future[Fetched] | None:
@@ -269,8 +273,11 @@ class Peers:
             return None
         encoding = _Encoding(len(works), {image.key for image in images}, self._receiver, self._call, keep)
         for work in works.values():
-            if self._submit(lambda work=work: self._encode(work, wait, encoding)) is None:  # type: ignore[misc]
+            task = self._submit(partial(self._encode, work, wait, encoding))
+            if task is None:
                 encoding.end_one()
+            else:  # one that waits for a thread is cancelled when the engine stops, and never begins
+                task.add_done_callback(encoding.end_cancelled)
         return encoding.done
 
     def _encode(self, work: _Work, wait: Wait, encoding: _Encoding) -> None:
@@ -342,7 +349,7 @@ class Peers:
             failed = None
             return cached
         except PeerFailed as error:
-            failed, harmless = str(error), error.blameless
+            failed, harmless = str(error), isinstance(error, PeerRefused)
             raise
         except Exception as error:
             failed = str(error) or type(error).__name__
@@ -387,8 +394,7 @@ class Peers:
                         raise PeerFailed(f"nothing was ready for {waited:.0f} s")
 
             if response.status_code != 200:
-                status = response.status_code
-                raise PeerFailed(f"status {status}: {_beginning(chunks())}", blameless=_blameless(status))
+                raise _refusal(response.status_code, _beginning(chunks()))
             answer = chunks()
             for line in _lines(answer):
                 values = self._fetch(line, left)
@@ -404,9 +410,7 @@ class Peers:
     def _fetch(self, line: Mapping[str, Any], left: dict[str, Value]) -> list[tuple[Value, bytearray]]:
         """Fetch the values of a line that are wanted."""
         if "error" in line:
-            status = line.get("status")
-            blameless = isinstance(status, int) and _blameless(status)
-            raise PeerFailed(str(line["error"])[:300], blameless=blameless)
+            raise (PeerRefused if line.get("refused") is True else PeerFailed)(str(line["error"])[:300])
         found = []
         offers = line.get("offers", [])
         for fields in offers if isinstance(offers, list) else ():
@@ -463,10 +467,6 @@ COUNTS = (
 )
 
 
-def _blameless(status: int) -> bool:
-    return 400 <= status < 500 and status not in BUSY_OR_WRONG
-
-
 def _have_files(images: Iterable[PlannedImage]) -> bool:
     return not any(isinstance(image.image.pixels, Rgb) for image in images)
 
@@ -482,10 +482,23 @@ def _beginning(chunks: Iterable[bytes]) -> str:
     """Return the beginning of an error's body."""
     text = b""
     for chunk in chunks:
-        text += chunk[:SHOWN]
-        if len(text) >= SHOWN:
+        text += chunk[:LONGEST_ERROR]
+        if len(text) >= LONGEST_ERROR:
             break
-    return text[:SHOWN].decode(errors="replace")
+    return text[:LONGEST_ERROR].decode(errors="replace")
+
+
+def _refusal(status: int, text: str) -> PeerFailed:
+    """Return the error for an answer with a status other than 200. A peer of another layout fails always."""
+    message = f"status {status}: {text[:300]}"
+    if status not in (400, 413):
+        return PeerFailed(message)
+    try:
+        error = json.loads(text)["error"]
+        known = isinstance(error["message"], str) and error["param"] not in ("layout", "kind")
+    except (ValueError, RecursionError, LookupError, TypeError):
+        return PeerFailed(message)
+    return PeerRefused(message) if known else PeerFailed(message)
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[dict[str, Any]]:

@@ -14,7 +14,7 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 from fovea.api.peers import PeerRelease, PeerWork
-from fovea.core.errors import EngineError, Forbidden, FoveaError, InvalidRequest
+from fovea.core.errors import Forbidden, FoveaError, InvalidRequest
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import Delta, GenerationRequest, Offering, PlannedPart, PlannedPrompt
 from fovea.server.generation import Generation
@@ -23,6 +23,9 @@ from fovea.server.routing import Routes
 
 NEWS_S = 1.0
 """Seconds without an offer after which the asking engine is told that this one is still there."""
+LINE_OFFERS = 64
+"""Most offers of a line. The asking engine has the values of one line in memory at a time, and refuses long
+lines; after a prefix that is cached here, thousands of values are ready at once."""
 HEADERS = {"content-type": "application/x-ndjson", "cache-control": "no-store"}
 PREFILLING = ("all", "prefill", "prefill-decode")
 ROLES = {"encode": (*PREFILLING, "encode"), "prefill": PREFILLING}
@@ -79,8 +82,9 @@ async def _answer(request: Request, deltas: AsyncGenerator[Delta, None]) -> None
             raise
         if not isinstance(error, FoveaError):
             log.error("work for a peer failed", exc_info=error)
-            error = EngineError("the work failed; see the peer's log")
-        await _send(request, {"error": error.message, "status": error.status}, more=False)
+        text = error.message if isinstance(error, FoveaError) else "the work failed; see the peer's log"
+        refused = isinstance(error, InvalidRequest)  # another request may be done as well as ever
+        await _send(request, {"error": text, "refused": refused}, more=False)
 
 
 async def _send_offers(request: Request, deltas: AsyncGenerator[Delta, None]) -> None:
@@ -95,8 +99,8 @@ async def _send_offers(request: Request, deltas: AsyncGenerator[Delta, None]) ->
             if delta is None:
                 break
             cached = delta.cached_tokens
-            if delta.offers:
-                await _send(request, {"offers": list(delta.offers)})
+            for first in range(0, len(delta.offers), LINE_OFFERS):
+                await _send(request, {"offers": delta.offers[first : first + LINE_OFFERS]})
             task = asyncio.ensure_future(anext(deltas, None))
     finally:
         if not task.done():  # a generator cannot be closed while it computes a delta
