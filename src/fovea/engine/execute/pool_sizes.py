@@ -191,6 +191,8 @@ def _attends_in_place(model: VisionLanguageModel) -> bool:
 
 def graph_obstacle(model: VisionLanguageModel) -> str | None:
     """Return why the model's decode steps cannot be recorded as CUDA graphs; None: they can."""
+    if model.ranks.size > 1:
+        return "several processes compute the model together"
     if model.decoder.config.cross_layers:
         return "the model has cross-attention"
     if not _attends_in_place(model):

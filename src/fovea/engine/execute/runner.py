@@ -30,7 +30,7 @@ from fovea.engine.execute.block_moves import BlockMoves, move_streams
 from fovea.engine.execute.decode_rows import DecodeRows, PaddedDecodes, only_decodes
 from fovea.engine.execute.device_memory import free_unused, is_out_of_memory
 from fovea.engine.execute.encode_queue import EncodeQueue, EncodeResult
-from fovea.engine.execute.kept_rows import KeptRows
+from fovea.engine.execute.kept_rows import KeptRows, decisions
 from fovea.engine.execute.layer_drafter import LayerDrafter
 from fovea.engine.execute.model_drafter import ModelDrafter
 from fovea.engine.job import SequenceInputs
@@ -114,7 +114,9 @@ class Runner:
         pools = (blocks + scrap, window_blocks + scrap)[: len(config.kv_groups)]
         slots = state_slots + (scrap and config.stateful)
         self.memory = DecoderMemory.allocate(config, pools, block_size, slots, dtype, device, kv_format)
-        self.kept = KeptRows(config, self.memory)
+        self._ranks = model.ranks
+        self._ranks.announce("allocate", pools, block_size, slots, dtype, kv_format, host_blocks)
+        self.kept = KeptRows(config, self.memory, self._ranks)
         self.moves = BlockMoves(self.memory.kv, host_blocks, move_streams(device), self.kept.compact)
         self._prompts: dict[str, PromptArrays] = {}
         self._encoder = EncodeQueue(
@@ -196,7 +198,8 @@ class Runner:
 
     def remove(self, seq: Sequence) -> None:
         self._prompts.pop(seq.id, None)
-        self.kept.forget(seq.id)
+        if self.kept.forget(seq.id):
+            self._ranks.announce("forget", seq.id)
         self.sampler.remove(seq)
         if self._speculator is not None:
             self._safely(partial(self._speculator.remove, seq), None)
@@ -248,6 +251,7 @@ class Runner:
     def _launch(self, plan: StepPlan, encode_s: float) -> LaunchedStep:
         result = StepResult()
         if plan.moves:
+            self._ranks.announce("move", plan.moves)
             self.moves.run(plan.moves)
             if self._layer is not None:
                 self._safely(partial(self._layer.move, plan.moves), None)
@@ -446,7 +450,7 @@ class Runner:
         on_device: (len(work),), the tokens of a step that only decodes; None: the host knows them.
         """
         device = self.model.device
-        deciding = [item for item in work if item.kept is not None]
+        deciding = decisions(work)
         decodes = self._rows.update(work) if only_decodes(work) and not deciding else None
         if decodes is not None:
             if self._padded is not None and (size := self._padded.padding.batch(decodes)):
@@ -461,7 +465,7 @@ class Runner:
                 [prompt.positions_of(item.start, item.stop) for prompt, item in prompts], axis=-1
             )
         tokens = to_device(torch.from_numpy(ids), device) if on_device is None else on_device
-        watch = self.kept.watch(work) if deciding else None
+        watch = self.kept.watch(deciding)
         taps = self._taps()
         x = self.model.decoder.embed(tokens)
         if visual_rows is not None and embeds is not None:
@@ -480,7 +484,8 @@ class Runner:
             taps,
         )
         if deciding:
-            self.kept.choose(work, watch)
+            self._ranks.announce("choose", deciding)
+            self.kept.choose(deciding, watch)
         return hidden, None if taps is None else taps.joined
 
     def _taps(self) -> Taps | None:

@@ -29,7 +29,10 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.embed_tokens = Embedding(config.vocab_size + config.extra_embeddings, config.hidden)
-        self.layers = nn.ModuleList(build_layer(config, n) for n in range(len(config.layers)))
+        self.layers = nn.ModuleList(
+            build_layer(config, n) if n in config.own_layers else nn.Identity()
+            for n in range(len(config.layers))
+        )
         self.norm = RMSNorm(config.hidden, config.eps, centered=config.centered_norms)
         self.rotary = nn.ModuleList(RotaryAngles(rotary) for rotary in config.rotaries)
         self.per_layer = (
@@ -85,7 +88,7 @@ class Decoder(nn.Module):
         watch, taps: see `Step`.
         """
         if taps is not None and read is not None and taps.layers[-1] == len(self.layers):
-            whole: Tensor = self(
+            whole = self.forward(
                 x, positions, memory, plan, visual_rows, deepstack, None, per_layer, images, watch, taps
             )
             return whole[read]
@@ -147,12 +150,15 @@ class Decoder(nn.Module):
             if isinstance(module, QueryKeyValue):
                 module.balances = wanted
 
-    def use_stack(self, kernels: Kernels) -> None:
-        """Run the layers as one call, or at least the experts of each layer, if the kernels can."""
-        for layer in cast("Sequence[Layer]", self.layers):
-            if isinstance(layer.mlp, ExpertsBlock):
-                layer.mlp.use_mixture(kernels)
-        shape = self._stack_shape()
+    def use_stack(self, kernels: Kernels, *, whole: bool = True) -> None:
+        """Run the layers as one call, or at least the experts of each layer, if the kernels can.
+
+        whole: this process has all of each layer. Otherwise sums over processes interrupt the layers.
+        """
+        for layer in self.modules():
+            if isinstance(layer, ExpertsBlock):
+                layer.use_mixture(kernels)
+        shape = self._stack_shape() if whole else None
         on_cpu = self.embed_tokens.weight.device.type == "cpu"
         if shape is not None and (on_cpu or self.config.query_scaling is None):
             layers = cast("Sequence[Layer]", self.layers)

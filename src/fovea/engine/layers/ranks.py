@@ -1,0 +1,93 @@
+"""The processes that compute one decoder together, as its layers see them.
+
+`Ranks` is a process that is alone, so it does nothing. `engine.parallel` has the one for several processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fovea.engine.layers.config import DecoderConfig
+
+
+class Ranks:
+    """The processes that compute one decoder.
+
+    rank, size: number of this process, and of all. Rank 0 is the driver: it has the scheduler, the tower and
+        the embedding table. The others do what it announces.
+    tensor_rank, tensor_size: the same among the processes that divide the layers of this one.
+    """
+
+    rank = tensor_rank = 0
+    size = tensor_size = 1
+
+    def share(self, config: DecoderConfig) -> DecoderConfig:
+        """Return the shape of this process' share of a decoder."""
+        return config
+
+    def cut(self, config: DecoderConfig, name: str) -> Any:
+        """Return the part of a checkpoint tensor that this process has, a `Cut`; None: all of it.
+
+        config: the shape of the whole decoder. name: canonical name of the tensor.
+        """
+        return None
+
+    def skipped(self, config: DecoderConfig) -> tuple[str, ...]:
+        """Return which tensors this process does not load: regular expressions of canonical names."""
+        return ()
+
+    def attach(self, decoder: nn.Module) -> None:
+        """Let the layers of a decoder add up their parts. Called before its weights are loaded."""
+
+    def meet(self, device: torch.device) -> None:
+        """Wait until the others have loaded their shares. Raises their errors. device: of the weights."""
+
+    def on_loss(self, act: Callable[[Exception], None]) -> None:
+        """Set what is done, in another thread, when a process has gone."""
+
+    def announce(self, name: str, *args: Any) -> None:
+        """Tell the other processes which operation comes next, with its arguments. For the driver."""
+
+    def add(self, part: Tensor) -> Tensor:
+        """Return the sum of the parts of all processes that divide these layers."""
+        return part
+
+    def own(self, residual: Tensor | None) -> Tensor | None:
+        """Return what this process adds to its part: the first one of the processes adds the residual."""
+        return residual if self.tensor_rank == 0 else None
+
+    def gather(self, part: Tensor) -> Tensor:
+        """Return the parts of all processes that divide these layers, (tensor_size, *part.shape)."""
+        return part[None]
+
+    def add_heads(self, scores: Tensor) -> Tensor:
+        """Return the sum over the processes that have the same KV heads. scores: (KV heads, n)."""
+        return scores
+
+    def close(self) -> None:
+        """End the other processes."""
+
+
+ALONE = Ranks()
+_RANKS: ContextVar[Ranks] = ContextVar("ranks", default=ALONE)
+
+
+def current_ranks() -> Ranks:
+    """Return the processes for which a decoder is being built."""
+    return _RANKS.get()
+
+
+@contextmanager
+def for_ranks(ranks: Ranks) -> Iterator[None]:
+    """Build decoders as the share of a process while the context lasts."""
+    token = _RANKS.set(ranks)
+    try:
+        yield
+    finally:
+        _RANKS.reset(token)

@@ -1,0 +1,293 @@
+"""The processes of one engine, and what they send each other.
+
+There are two kinds of groups, both of torch.distributed. In the group of all processes the driver announces
+operations, and a worker waits for the next one as long as it takes. In the group of a stage, the processes
+that divide its layers add up their parts, over nccl on CUDA and gloo elsewhere. A sum must come within a
+time limit, because a process that has stopped would otherwise stop all.
+
+A process says that it lives by counting up in the store at which they all met. So the driver can name the
+one that is missing.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, ReduceOp, Store
+
+from fovea.engine.layers.config import DecoderConfig
+from fovea.engine.layers.experts import DenseBesideExperts, ExpertsBlock
+from fovea.engine.layers.linear import Linear
+from fovea.engine.layers.ranks import Ranks
+from fovea.engine.models.targets import Cut
+from fovea.engine.parallel.messages import pack
+from fovea.engine.parallel.shares import Grid, cut_of, share_of, skipped
+from fovea.engine.step.executor import LostRank
+
+FIRST_BYTES = 32 << 10
+"""An announcement up to this size is one message. A longer one has a second message with the rest."""
+LENGTH_BYTES = 8
+FOREVER = timedelta(days=365)
+LOCALHOST = "127.0.0.1"
+BEAT_S = 0.5
+"""Seconds between two signs of life."""
+ROW_PARALLEL = ("o_proj", "out_proj", "down_proj")
+"""Attribute names of the maps whose inputs are divided."""
+log = logging.getLogger("fovea.engine")
+
+
+class Board:
+    """The messages that processes leave for each other in the store at which they meet."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def beat(self, rank: int) -> None:
+        self.store.add(f"alive/{rank}", 1)
+
+    def beats(self, rank: int) -> int:
+        return int(self.store.add(f"alive/{rank}", 0))
+
+    def report(self, rank: int, error: BaseException | None) -> None:
+        """Say that a process has loaded its share, or why it could not."""
+        self.store.set(f"loaded/{rank}", pickle.dumps(error).hex())
+
+    def reported(self, rank: int) -> bool:
+        return bool(self.store.check([f"loaded/{rank}"]))
+
+    def error_of(self, rank: int) -> BaseException | None:
+        """Return the error that a process has reported; None: it has loaded its share."""
+        error: BaseException | None = pickle.loads(bytes.fromhex(self.store.get(f"loaded/{rank}").decode()))
+        return error
+
+
+class Group(Ranks):
+    """This process among those of its engine.
+
+    grid: its place. missing: returns what is known about processes that have gone, for errors.
+    """
+
+    def __init__(self, grid: Grid, store: Store, timeout_s: float, *, local: bool) -> None:
+        """store: for this process' main thread. local: all processes are on this machine."""
+        self.grid = grid
+        self.rank, self.size = grid.rank, grid.size
+        self.tensor_rank, self.tensor_size = grid.tensor_rank, grid.tensor
+        self.board = Board(store)
+        self.missing: Callable[[], str] = lambda: ""
+        self._timeout = timedelta(seconds=timeout_s)
+        self._local = local
+        self._kv_heads = 1
+        self._lock = threading.Lock()
+        self._within = False
+        self._failure: str | None = None
+        self._everyone: Any = None
+        self._sums: Any = None
+        self._device = torch.device("cpu")
+
+    def share(self, config: DecoderConfig) -> DecoderConfig:
+        self._kv_heads = config.attention_heads.kv
+        return share_of(config, self.grid)
+
+    def cut(self, config: DecoderConfig, name: str) -> Cut | None:
+        return cut_of(config, name, self.grid)
+
+    def skipped(self, config: DecoderConfig) -> tuple[str, ...]:
+        return skipped(config, self.grid)
+
+    def connect(self, device: torch.device) -> None:
+        """Meet the others. All processes call it at about the same time, with their model's device."""
+        self._device = device
+        self._everyone = self._gloo("all", self.rank, self.size, FOREVER)
+        if self.tensor_size == 1:
+            return
+        name = f"stage {self.grid.stage}"
+        if device.type == "cuda":
+            from torch._C._distributed_c10d import ProcessGroupNCCL
+
+            options = ProcessGroupNCCL.Options()
+            options._timeout = self._timeout
+            store = PrefixStore(name, self.board.store)
+            self._sums = ProcessGroupNCCL(store, self.tensor_rank, self.tensor_size, options)
+        else:
+            self._sums = self._gloo(name, self.tensor_rank, self.tensor_size, self._timeout)
+
+    def _gloo(self, name: str, rank: int, size: int, timeout: timedelta) -> Any:
+        store = PrefixStore(name, self.board.store)
+        gloo: Any = ProcessGroupGloo
+        options = gloo._Options()
+        options._timeout = timeout
+        device = gloo.create_device(hostname=LOCALHOST) if self._local else gloo.create_default_device()
+        options._devices = [device]
+        return gloo(store, rank, size, options)
+
+    def attach(self, decoder: nn.Module) -> None:
+        if self.tensor_size > 1:
+            self._divide(decoder)
+        if self.rank == 0:
+            decoder.register_forward_pre_hook(self._announce_call("forward"), with_kwargs=True)
+            decoder.register_forward_hook(self._end_call)
+
+    def _divide(self, decoder: nn.Module) -> None:
+        """Let the maps whose inputs are divided return sums. The first process alone has their biases."""
+        whole = [module for module in decoder.modules() if isinstance(module, ExpertsBlock)]
+        parts = {part for block in whole for part in block.modules() if part is not block}
+        for name, module in decoder.named_modules():
+            if module in parts:
+                continue
+            if isinstance(module, ExpertsBlock | DenseBesideExperts):
+                module.ranks = self
+            elif isinstance(module, Linear) and name.rpartition(".")[2] in ROW_PARALLEL:
+                module.ranks = self
+                if self.tensor_rank:
+                    module.bias = None
+
+    def _announce_call(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self._within:
+                raise LostRank("an earlier step failed in the middle, so the processes are out of step")
+            self.announce(name, args, kwargs)
+            self._within = True
+
+        return hook
+
+    def _end_call(self, module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
+        self._within = False
+
+    def announce(self, name: str, *args: Any) -> None:
+        data = pack(name, args)
+        head = len(data).to_bytes(LENGTH_BYTES, "little") + data[: FIRST_BYTES - LENGTH_BYTES]
+        first = torch.zeros(FIRST_BYTES, dtype=torch.uint8)
+        first[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+        self._wait(lambda: self._everyone.broadcast(first, 0))
+        rest = data[FIRST_BYTES - LENGTH_BYTES :]
+        if rest:
+            whole = torch.frombuffer(bytearray(rest), dtype=torch.uint8)
+            self._wait(lambda: self._everyone.broadcast(whole, 0))
+
+    def receive(self) -> bytes:
+        """Wait for the next announcement, however long it takes."""
+        first = torch.empty(FIRST_BYTES, dtype=torch.uint8)
+        self._everyone.broadcast(first, 0).wait()
+        data = first.numpy().tobytes()
+        size = int.from_bytes(data[:LENGTH_BYTES], "little")
+        if size <= FIRST_BYTES - LENGTH_BYTES:
+            return data[LENGTH_BYTES : LENGTH_BYTES + size]
+        rest = torch.empty(size - FIRST_BYTES + LENGTH_BYTES, dtype=torch.uint8)
+        self._everyone.broadcast(rest, 0).wait(self._timeout)
+        return data[LENGTH_BYTES:] + rest.numpy().tobytes()
+
+    def add(self, part: Tensor) -> Tensor:
+        part = part.contiguous()
+        self._wait(lambda: self._sums.allreduce(part, ReduceOp.SUM))
+        return part
+
+    def gather(self, part: Tensor) -> Tensor:
+        part = part.contiguous()
+        parts = [torch.empty_like(part) for _ in range(self.tensor_size)]
+        self._wait(lambda: self._sums.allgather([parts], [part]))
+        return torch.stack(parts)
+
+    def add_heads(self, scores: Tensor) -> Tensor:
+        same = self.tensor_size // self._kv_heads
+        if same <= 1:
+            return scores
+        first = self.tensor_rank // same * same
+        return self.gather(scores)[first : first + same].sum(0)
+
+    def _wait(self, work: Callable[[], Any]) -> None:
+        """Do something together. Raises LostRank if that fails or takes too long."""
+        if self._failure is not None:
+            raise LostRank(self._failure)
+        try:
+            pending = work()
+            if self._device.type == "cuda":
+                pending.wait()  # the stream waits, and nccl has the time limit
+            else:
+                pending.wait(self._timeout)
+        except RuntimeError as error:
+            raise LostRank(self.missing() or f"the processes cannot compute together: {error}") from error
+
+    def fail(self, reason: str) -> None:
+        """Let all further operations fail. For any thread."""
+        self._failure = self._failure or reason
+
+
+class Pulse:
+    """Counts up in the store while this process lives, in a thread of its own.
+
+    store: another connection to the store. on_loss: called when the store has gone.
+    """
+
+    def __init__(self, store: Store, rank: int, on_loss: Callable[[], None]) -> None:
+        self._board, self._rank, self._on_loss = Board(store), rank, on_loss
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="fovea-pulse", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._ended.wait(BEAT_S):
+                self._board.beat(self._rank)
+        except Exception:  # noqa: BLE001 - whatever it is, the store is needed
+            self._on_loss()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._thread.join(timeout=5)
+
+
+class Watch:
+    """Looks in a thread of its own whether the other processes live.
+
+    gone: returns the numbers of processes that are known to have ended, and how.
+    on_loss: called once, with the reason, when one is missing.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        size: int,
+        timeout_s: float,
+        gone: Callable[[], dict[int, str]],
+        on_loss: Callable[[str], None],
+    ) -> None:
+        self._board, self._size, self._timeout_s = Board(store), size, timeout_s
+        self._gone, self._on_loss = gone, on_loss
+        self._latest: dict[int, tuple[int, float]] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="fovea-ranks", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._ended.wait(BEAT_S / 2):
+            reason = self.missing(self._timeout_s)
+            if reason:
+                self._on_loss(reason)
+                return
+
+    def missing(self, silence_s: float) -> str:
+        """Return which process has gone, or has been silent for so long; "": all are there."""
+        for rank, how in self._gone().items():
+            return f"rank {rank} has ended ({how}); see its log above"
+        now = time.monotonic()
+        with suppress(Exception):
+            for rank in range(1, self._size):
+                beats = self._board.beats(rank)
+                if self._latest.get(rank, (-1, now))[0] != beats:
+                    self._latest[rank] = beats, now
+                elif now - self._latest[rank][1] > silence_s:
+                    return f"rank {rank} has not answered for {silence_s:g} s"
+        return ""
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._thread.join(timeout=5)
