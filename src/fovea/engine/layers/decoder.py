@@ -17,21 +17,29 @@ from fovea.engine.layers.experts import ExpertLinear, ExpertsBlock
 from fovea.engine.layers.layer import CrossLayer, Layer, PerLayerEmbeddings
 from fovea.engine.layers.linear import Embedding, Linear, RMSNorm
 from fovea.engine.layers.mixers import QueryKeyValue, RotaryAngles
+from fovea.engine.layers.ranks import ALONE, Ranks
 from fovea.engine.layers.step import DecoderMemory, DecoderPlan, ImageRows, Step, Taps
 from fovea.kernels.base import Kernels, Stack, StackShape
 from fovea.kernels.codes import Format
 
 
 class Decoder(nn.Module):
-    """The decoder's embedding table, layers, final norm and rotary positions."""
+    """The decoder's embedding table, layers, final norm and rotary positions.
+
+    ranks: the processes that compute it together. Layers of other stages have no weights here.
+    """
+
+    ranks: Ranks = ALONE
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
         self.embed_tokens = Embedding(config.vocab_size + config.extra_embeddings, config.hidden)
         self.layers = nn.ModuleList(
-            build_layer(config, n) if n in config.own_layers else nn.Identity()
-            for n in range(len(config.layers))
+            build_layer(config, number)
+            if number in config.own_layers or isinstance(layer.mixer, CrossAttention)
+            else nn.Identity()
+            for number, layer in enumerate(config.layers)
         )
         self.norm = RMSNorm(config.hidden, config.eps, centered=config.centered_norms)
         self.rotary = nn.ModuleList(RotaryAngles(rotary) for rotary in config.rotaries)
@@ -93,6 +101,26 @@ class Decoder(nn.Module):
             )
             return whole[read]
         scale = self.query_scale(positions, x.dtype)
+        x = self._run_all(
+            x, positions, memory, plan, scale, visual_rows, deepstack, read, per_layer, images, watch, taps
+        )
+        return self.ranks.bring(x, len(self.layers), now=taps is not None)
+
+    def _run_all(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        memory: DecoderMemory,
+        plan: DecoderPlan,
+        scale: Tensor | None,
+        visual_rows: Tensor | None,
+        deepstack: Sequence[Tensor],
+        read: Tensor | None,
+        per_layer: Tensor | None,
+        images: tuple[ImageRows, ...],
+        watch: Callable[[int, Tensor], None] | None,
+        taps: Taps | None,
+    ) -> Tensor:
         step = Step(self.angles(positions, x.dtype), plan, memory, scale, per_layer, images, watch, taps)
         first = 0
         if visual_rows is not None:
@@ -109,7 +137,7 @@ class Decoder(nn.Module):
             first, step, read = self.config.writing_layers, step.of_read_rows(read), None
         x = self.run(x, first, last, step, read)
         if taps is not None and taps.layers[-1] == last:
-            taps.taken.append(x)
+            taps.taken.append(self.ranks.bring(x, last, now=True))
         return x
 
     def query_scale(self, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
@@ -131,7 +159,7 @@ class Decoder(nn.Module):
         for tap in () if step.taps is None else step.taps.layers:
             if first <= tap < last:
                 x, first = self._run(x, first, tap, step), tap
-                step.taps.taken.append(x)  # type: ignore[union-attr]
+                step.taps.taken.append(self.ranks.bring(x, tap, now=True))  # type: ignore[union-attr]
         return self._run(x, first, last, step, read)
 
     def _run(self, x: Tensor, first: int, last: int, step: Step, read: Tensor | None = None) -> Tensor:
@@ -140,8 +168,13 @@ class Decoder(nn.Module):
         if self._stack is not None and step.query_scale is None and step.watch is None:
             (pool,), (attention,), (angles,) = step.memory.kv, step.plan.attention, step.angles
             return self._stack(x, first, last, *angles, pool.kv, attention, read)
+        own = self.config.own_layers
         for index in range(first, last):
-            x = self.layers[index](x, step, read if index == last - 1 else None)
+            x, rows = self.ranks.enter(x, index), read if index == last - 1 else None
+            if index in own:
+                x = self.layers[index](x, step, rows)
+            elif rows is not None:  # another stage computes them, and only their number counts here
+                x = x[rows]
         return x
 
     def balance_keys(self, wanted: bool) -> None:

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fovea.engine.layers.config import DecoderConfig
 
@@ -22,13 +22,19 @@ class Ranks:
     rank, size: number of this process, and of all. Rank 0 is the driver: it has the scheduler, the tower and
         the embedding table. The others do what it announces.
     tensor_rank, tensor_size: the same among the processes that divide the layers of this one.
+    stages: number of stages into which the layers are divided.
     """
 
     rank = tensor_rank = 0
-    size = tensor_size = 1
+    size = tensor_size = stages = 1
 
     def share(self, config: DecoderConfig) -> DecoderConfig:
         """Return the shape of this process' share of a decoder."""
+        return config
+
+    def largest_share(self, model: Any) -> DecoderConfig:
+        """Return the share of the process that needs most memory for each token. model: with `whole`."""
+        config: DecoderConfig = model.decoder.config
         return config
 
     def cut(self, config: DecoderConfig, name: str) -> Any:
@@ -42,7 +48,7 @@ class Ranks:
         """Return which tensors this process does not load: regular expressions of canonical names."""
         return ()
 
-    def attach(self, decoder: nn.Module) -> None:
+    def attach(self, decoder: Any) -> None:
         """Let the layers of a decoder add up their parts. Called before its weights are loaded."""
 
     def meet(self, device: torch.device) -> None:
@@ -57,6 +63,23 @@ class Ranks:
     def add(self, part: Tensor) -> Tensor:
         """Return the sum of the parts of all processes that divide these layers."""
         return part
+
+    def enter(self, x: Tensor, layer: int) -> Tensor:
+        """Return the rows before a layer. If a stage begins with it, they come from the stage before.
+
+        x: the rows. In a process that did not compute the layer before, only their shape counts.
+        """
+        return x
+
+    def bring(self, x: Tensor, layer: int, *, now: bool = False) -> Tensor:
+        """Return to the driver the rows after the layer before number `layer`; other processes have no use.
+
+        now: the driver waits for them. Otherwise they are there after `settle`.
+        """
+        return x
+
+    def settle(self) -> None:
+        """Wait for all rows that were brought. For the driver."""
 
     def own(self, residual: Tensor | None) -> Tensor | None:
         """Return what this process adds to its part: the first one of the processes adds the residual."""

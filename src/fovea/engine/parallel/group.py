@@ -15,6 +15,7 @@ import logging
 import pickle
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -25,12 +26,14 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, ReduceOp, Store
 
 from fovea.engine.layers.config import DecoderConfig
+from fovea.engine.layers.decoder import Decoder
 from fovea.engine.layers.experts import DenseBesideExperts, ExpertsBlock
+from fovea.engine.layers.layer import CrossLayer
 from fovea.engine.layers.linear import Linear
 from fovea.engine.layers.ranks import Ranks
 from fovea.engine.models.targets import Cut
 from fovea.engine.parallel.messages import pack
-from fovea.engine.parallel.shares import Grid, cut_of, share_of, skipped
+from fovea.engine.parallel.shares import Grid, cut_of, largest_share, share_of, skipped, stages
 from fovea.engine.step.executor import LostRank
 
 FIRST_BYTES = 32 << 10
@@ -40,6 +43,8 @@ FOREVER = timedelta(days=365)
 LOCALHOST = "127.0.0.1"
 BEAT_S = 0.5
 """Seconds between two signs of life."""
+MOST_SENT = 16
+"""Sends that are not known to be done. Then the oldest is waited for."""
 ROW_PARALLEL = ("o_proj", "out_proj", "down_proj")
 """Attribute names of the maps whose inputs are divided."""
 log = logging.getLogger("fovea.engine")
@@ -74,6 +79,8 @@ class Group(Ranks):
     """This process among those of its engine.
 
     grid: its place. missing: returns what is known about processes that have gone, for errors.
+    overlapped: number of calls of the decoder that began before the results of earlier ones were there, so
+        that stages computed different calls at the same time.
     """
 
     def __init__(self, grid: Grid, store: Store, timeout_s: float, *, local: bool) -> None:
@@ -81,6 +88,12 @@ class Group(Ranks):
         self.grid = grid
         self.rank, self.size = grid.rank, grid.size
         self.tensor_rank, self.tensor_size = grid.tensor_rank, grid.tensor
+        self.stages = grid.pipeline
+        self._starts: dict[int, int] = {}
+        self._ends: dict[int, int] = {}
+        self._sent: deque[tuple[Any, Tensor]] = deque()
+        self._coming: list[Any] = []
+        self.overlapped = 0
         self.board = Board(store)
         self.missing: Callable[[], str] = lambda: ""
         self._timeout = timedelta(seconds=timeout_s)
@@ -91,11 +104,20 @@ class Group(Ranks):
         self._failure: str | None = None
         self._everyone: Any = None
         self._sums: Any = None
+        self._pairs: Any = None
         self._device = torch.device("cpu")
 
     def share(self, config: DecoderConfig) -> DecoderConfig:
         self._kv_heads = config.attention_heads.kv
+        bounds = stages(config, self.stages)
+        self._starts = {first: stage for stage, (first, _) in enumerate(bounds) if stage}
+        self._ends = {
+            number: stage for stage, run in enumerate(bounds) for number in range(run[0] + 1, run[1] + 1)
+        }
         return share_of(config, self.grid)
+
+    def largest_share(self, model: Any) -> DecoderConfig:
+        return largest_share(model.whole, self.grid)
 
     def cut(self, config: DecoderConfig, name: str) -> Cut | None:
         return cut_of(config, name, self.grid)
@@ -107,18 +129,21 @@ class Group(Ranks):
         """Meet the others. All processes call it at about the same time, with their model's device."""
         self._device = device
         self._everyone = self._gloo("all", self.rank, self.size, FOREVER)
-        if self.tensor_size == 1:
-            return
-        name = f"stage {self.grid.stage}"
-        if device.type == "cuda":
+        if self.tensor_size > 1:
+            self._sums = self._connect(f"stage {self.grid.stage}", self.tensor_rank, self.tensor_size)
+        if self.stages > 1:
+            self._pairs = self._connect("pairs", self.rank, self.size)
+
+    def _connect(self, name: str, rank: int, size: int) -> Any:
+        """Return a group for tensors on the model's device."""
+        if self._device.type == "cuda":
             from torch._C._distributed_c10d import ProcessGroupNCCL
 
             options = ProcessGroupNCCL.Options()
             options._timeout = self._timeout
             store = PrefixStore(name, self.board.store)
-            self._sums = ProcessGroupNCCL(store, self.tensor_rank, self.tensor_size, options)
-        else:
-            self._sums = self._gloo(name, self.tensor_rank, self.tensor_size, self._timeout)
+            return ProcessGroupNCCL(store, rank, size, options)
+        return self._gloo(name, rank, size, self._timeout)
 
     def _gloo(self, name: str, rank: int, size: int, timeout: timedelta) -> Any:
         store = PrefixStore(name, self.board.store)
@@ -129,14 +154,17 @@ class Group(Ranks):
         options._devices = [device]
         return gloo(store, rank, size, options)
 
-    def attach(self, decoder: nn.Module) -> None:
+    def attach(self, decoder: Decoder) -> None:
         if self.tensor_size > 1:
             self._divide(decoder)
+        if self.stages > 1:
+            decoder.ranks = self
+            self._drop_others(decoder)
         if self.rank == 0:
             decoder.register_forward_pre_hook(self._announce_call("forward"), with_kwargs=True)
             decoder.register_forward_hook(self._end_call)
 
-    def _divide(self, decoder: nn.Module) -> None:
+    def _divide(self, decoder: Decoder) -> None:
         """Let the maps whose inputs are divided return sums. The first process alone has their biases."""
         whole = [module for module in decoder.modules() if isinstance(module, ExpertsBlock)]
         parts = {part for block in whole for part in block.modules() if part is not block}
@@ -150,10 +178,26 @@ class Group(Ranks):
                 if self.tensor_rank:
                     module.bias = None
 
+    def _drop_others(self, decoder: Decoder) -> None:
+        """Drop what other stages compute. The driver keeps the maps to keys and values of images."""
+        for number, layer in enumerate(decoder.layers):
+            if number in decoder.config.own_layers:
+                continue
+            if self.rank or not isinstance(layer, CrossLayer):
+                decoder.layers[number] = nn.Identity()
+                continue
+            mixer = layer.cross_attn
+            for module, kept in ((layer, ("cross_attn",)), (mixer, ("k_proj", "v_proj", "k_norm"))):
+                for name in [name for name, _ in module.named_children() if name not in kept]:
+                    delattr(module, name)
+                for name in [name for name, _ in module.named_parameters(recurse=False)]:
+                    delattr(module, name)
+
     def _announce_call(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if self._within:
                 raise LostRank("an earlier step failed in the middle, so the processes are out of step")
+            self.overlapped += bool(self._coming)
             self.announce(name, args, kwargs)
             self._within = True
 
@@ -196,6 +240,52 @@ class Group(Ranks):
         self._wait(lambda: self._sums.allgather([parts], [part]))
         return torch.stack(parts)
 
+    def enter(self, x: Tensor, layer: int) -> Tensor:
+        stage = self._starts.get(layer)
+        if stage is None or not x.numel():
+            return x
+        if stage == self.grid.stage + 1:
+            self._send(x, self.rank + self.tensor_size)
+        elif stage == self.grid.stage:
+            return self._receive(x, self.rank - self.tensor_size, now=True)
+        return x
+
+    def bring(self, x: Tensor, layer: int, *, now: bool = False) -> Tensor:
+        stage = self._ends.get(layer, 0)
+        if not stage or not x.numel():
+            return x
+        if self.rank == 0:
+            return self._receive(x, stage * self.tensor_size, now=now)
+        if self.grid.stage == stage and self.tensor_rank == 0:
+            self._send(x, 0)
+        return x
+
+    def settle(self) -> None:
+        while self._coming:
+            self._wait(self._coming.pop)
+
+    def _send(self, x: Tensor, rank: int) -> None:
+        """Begin to send rows. They are kept until they have been sent."""
+        x = x.contiguous()
+        while self._sent and (len(self._sent) >= MOST_SENT or self._sent[0][0].is_completed()):
+            self._wait(lambda: self._sent.popleft()[0])
+        self._sent.append((self._begin(lambda: self._pairs.send([x], rank, 0)), x))
+
+    def _receive(self, x: Tensor, rank: int, *, now: bool) -> Tensor:
+        """Return rows of another process. x: rows of that shape."""
+        x = torch.empty_like(x, memory_format=torch.contiguous_format)
+        if now:
+            self._wait(lambda: self._pairs.recv([x], rank, 0))
+        else:
+            self._coming.insert(0, self._begin(lambda: self._pairs.recv([x], rank, 0)))
+        return x
+
+    def _begin(self, work: Callable[[], Any]) -> Any:
+        try:
+            return work()
+        except RuntimeError as error:
+            raise self._lost(error) from error
+
     def add_heads(self, scores: Tensor) -> Tensor:
         same = self.tensor_size // self._kv_heads
         if same <= 1:
@@ -214,7 +304,10 @@ class Group(Ranks):
             else:
                 pending.wait(self._timeout)
         except RuntimeError as error:
-            raise LostRank(self.missing() or f"the processes cannot compute together: {error}") from error
+            raise self._lost(error) from error
+
+    def _lost(self, error: RuntimeError) -> LostRank:
+        return LostRank(self.missing() or f"the processes cannot compute together: {error}")
 
     def fail(self, reason: str) -> None:
         """Let all further operations fail. For any thread."""

@@ -131,8 +131,7 @@ def _sizes(config: DecoderConfig) -> Iterator[_Size]:
 def stages(config: DecoderConfig, count: int) -> tuple[Run, ...]:
     """Divide the layers into stages of about equal length.
 
-    A layer that reads keys and values of another is in its stage. The first stage has a layer with keys and
-    values, because the driver counts blocks by their bytes.
+    A layer that reads keys and values of another is in its stage.
 
     Raises ConfigError if that is not possible.
     """
@@ -157,12 +156,17 @@ def stages(config: DecoderConfig, count: int) -> tuple[Run, ...]:
 def _may_cut(config: DecoderConfig, number: int) -> bool:
     """Whether a stage may begin with that layer."""
     mixers = [layer.mixer for layer in config.layers]
-    own = any(isinstance(mixer, Attention) for mixer in mixers[:number])
     reads = (
         isinstance(mixer, Attention) and mixer.source is not None and mixer.source < number
         for mixer in mixers[number:]
     )
-    return own and not any(reads)
+    return not any(reads)
+
+
+def largest_share(config: DecoderConfig, grid: Grid) -> DecoderConfig:
+    """Return the share of the stage whose tokens take most memory."""
+    shares = [share_of(config, replace(grid, rank=stage * grid.tensor)) for stage in range(grid.pipeline)]
+    return max(shares, key=lambda share: (share.kv_bytes_per_token(2), share.state_bytes(2)))
 
 
 def _layer(layer: LayerConfig, grid: Grid, hidden: int) -> LayerConfig:
