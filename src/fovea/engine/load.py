@@ -18,7 +18,7 @@ from fovea.dialects.dialect import Dialect, detect
 from fovea.engine.config import MIB, CompileModes, EngineConfig
 from fovea.engine.files import check_bounds, check_folder, read_json
 from fovea.engine.layers.layer import CrossLayer
-from fovea.engine.layers.linear import Embedding, Linear, use_kernels
+from fovea.engine.layers.linear import Embedding, use_kernels
 from fovea.engine.layers.ranks import ALONE, Ranks, for_ranks
 from fovea.engine.models import internvl
 from fovea.engine.models.base import VisionLanguageModel
@@ -246,7 +246,7 @@ def load_model(
     if settings.model.quantization == "fp8":
         check_fp8(device, dtype)
     model = build_model(checkpoint.path, config, device, dtype, ranks)
-    ranks.attach(model.decoder)
+    ranks.attach(model.decoder, model.head)
     model.decoder.balance_keys(settings.kv.kv_dtype != "auto")
     ignored = (*model.ignored, *ranks.skipped(model.whole)) if layers else _without_layers(model)
     kernels = choose(settings.model.kernels, device, dtype, model.decoder.config.attention_heads)
@@ -314,7 +314,7 @@ def load_model(
 def load_share(
     name: str, settings: EngineConfig, ranks: Ranks, device_number: int = 0
 ) -> tuple[VisionLanguageModel, torch.device]:
-    """Load the share of a worker: some layers of a model, without a tower, embedding table and head.
+    """Load the share of a worker: some layers of a model, without a tower and an embedding table.
 
     device_number: number of the GPU, if the settings name none.
     Returns the model, and its device. Raises as `load_model`.
@@ -331,7 +331,7 @@ def load_share(
     dtype = pick_dtype(settings.model.dtype, device, common_dtype(entries), settings.model.kernels)
     quantization = _quantization(settings.model.quantization, checkpoint.path, stored)
     model = build_model(checkpoint.path, config, device, dtype, ranks)
-    ranks.attach(model.decoder)
+    ranks.attach(model.decoder, model.head)
     fused = model.fused_tensors()
     _keep_layers(model)
     model.decoder.balance_keys(settings.kv.kv_dtype != "auto")
@@ -340,7 +340,7 @@ def load_share(
     recipe = RECIPES[NOTHING if as_stored else quantization]
     packer = Packer(model, kernels, recipe, as_stored=as_stored)
     _load(stored, model, (*model.ignored, *ranks.skipped(model.whole)), packer, fused)
-    use_kernels(model.decoder, kernels)
+    use_kernels(model, kernels)
     model.decoder.use_stack(kernels, whole=False)
     if stored.nbytes >= TRIM_BYTES:
         trim_memory()
@@ -348,15 +348,15 @@ def load_share(
 
 
 def _keep_layers(model: VisionLanguageModel) -> None:
-    """Drop everything but the layers of the decoder."""
+    """Drop everything but the layers of the decoder, and the head if this process has a part of it."""
     for name in [name for name, _ in model.named_children() if name not in ("decoder", "head")]:
         delattr(model, name)
     decoder, hidden = model.decoder, model.whole.hidden
     table = decoder.embed_tokens.weight
     with torch.device(table.device):
         decoder.embed_tokens = Embedding(0, hidden).to(table.dtype)
-    model.head.tied = True  # so that no tensors are expected for it
-    model.head.lm_head = Linear(hidden, 0, bias=False)
+    if not model.head.lm_head.out_features:
+        model.head.tied = True  # so that no tensors are expected for it
     decoder.per_layer = None
     for layer in decoder.layers:
         if isinstance(layer, CrossLayer):  # the driver computes keys and values of images
@@ -374,7 +374,8 @@ def _load(
     """Load the weights, or this process' parts of them."""
     targets = dict(model.checkpoint_targets())
     if model.ranks.rank:
-        targets = {name: tensor for name, tensor in targets.items() if name.startswith("decoder.layers.")}
+        owned = ("decoder.layers.", "lm_head.")
+        targets = {name: tensor for name, tensor in targets.items() if name.startswith(owned)}
     cuts = {name: cut for name in targets if (cut := model.ranks.cut(model.whole, name)) is not None}
     count = load_weights(stored, iter(targets.items()), ignored, packer, model.renames, fused, cuts)
     if model.ranks is not ALONE:

@@ -247,12 +247,16 @@ def build_layer(config: DecoderConfig, number: int) -> nn.Module:
 
 
 class LanguageHead(nn.Module):
-    """The language head: hidden states to logits. A tied head shares its weight with the embedding table."""
+    """The language head: hidden states to logits. A tied head shares its weight with the embedding table.
 
-    def __init__(self, config: DecoderConfig) -> None:
+    ranks: the processes that divide its rows, unless it is tied.
+    """
+
+    def __init__(self, config: DecoderConfig, ranks: Ranks = ALONE) -> None:
         super().__init__()
-        self.tied, self.cap = config.tied, config.logit_cap
-        self.lm_head = Linear(config.hidden, config.vocab_size if not config.tied else 0, bias=False)
+        self.tied, self.cap, self.ranks = config.tied, config.logit_cap, ranks
+        first, last = ranks.head_rows(config)
+        self.lm_head = Linear(config.hidden, 0 if config.tied else last - first, bias=False)
 
     def tie(self, embedding: Embedding, kernels: Kernels, format: Format | None, *, copy: bool) -> None:
         """Share the weight of the embedding table.
@@ -276,4 +280,6 @@ class LanguageHead(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Logits of hidden states: (rows, hidden) to float32 (rows, vocabulary)."""
         logits: Tensor = self.lm_head(x).float()
+        if not self.tied:
+            logits = self.ranks.join_logits(logits)
         return logits if not self.cap else torch.tanh(logits / self.cap) * self.cap

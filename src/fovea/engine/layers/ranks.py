@@ -37,6 +37,10 @@ class Ranks:
         config: DecoderConfig = model.decoder.config
         return config
 
+    def head_rows(self, config: DecoderConfig) -> tuple[int, int]:
+        """Return this process' rows of a language head that is not tied. config: of the whole decoder."""
+        return 0, config.vocab_size
+
     def cut(self, config: DecoderConfig, name: str) -> Any:
         """Return the part of a checkpoint tensor that this process has, a `Cut`; None: all of it.
 
@@ -48,8 +52,11 @@ class Ranks:
         """Return which tensors this process does not load: regular expressions of canonical names."""
         return ()
 
-    def attach(self, decoder: Any) -> None:
-        """Let the layers of a decoder add up their parts. Called before its weights are loaded."""
+    def attach(self, decoder: Any, head: Any) -> None:
+        """Let the layers of a decoder add up their parts, and its head join them.
+
+        Called before the weights are loaded.
+        """
 
     def meet(self, device: torch.device) -> None:
         """Wait until the others have loaded their shares. Raises their errors. device: of the weights."""
@@ -88,6 +95,10 @@ class Ranks:
     def gather(self, part: Tensor) -> Tensor:
         """Return the parts of all processes that divide these layers, (tensor_size, *part.shape)."""
         return part[None]
+
+    def join_logits(self, part: Tensor) -> Tensor:
+        """Return the logits of the whole vocabulary. part: (rows, own rows of the head)."""
+        return part
 
     def add_heads(self, scores: Tensor) -> Tensor:
         """Return the sum over the processes that have the same KV heads. scores: (KV heads, n)."""

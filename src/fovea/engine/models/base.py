@@ -97,7 +97,7 @@ class VisionLanguageModel(nn.Module, ABC):
         self.ranks = current_ranks()
         self.whole = shape
         self.decoder = Decoder(self.ranks.share(shape))
-        self.head = LanguageHead(shape)
+        self.head = LanguageHead(shape, self.ranks)
         self.image_token_id: int | None = config.image_token_id if hasattr(config, "vision_config") else None
         self.video_token_id: int | None = None
         self.merge = merge

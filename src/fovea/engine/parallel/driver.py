@@ -8,7 +8,7 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from signal import Signals
@@ -107,7 +107,7 @@ class DriverGroup(Group):
         self._watch: Watch | None = None
         self._on_loss: Callable[[Exception], None] = lambda error: None
         self._kept_store: Store | None = None
-        self._ended = False
+        self._met = self._ended = False
 
     def keep(self, store: Store) -> None:
         """Keep the store open as long as this group lives."""
@@ -118,21 +118,25 @@ class DriverGroup(Group):
 
         Raises the error of one that could not, or EngineError.
         """
+        self._watch = Watch(connect_again(self._place), self.size, self._timeout_s, self._gone, self._lose)
         try:
-            for rank in range(1, self.size):
-                while not self.board.reported(rank):
-                    for other, how in self._gone().items():
-                        if not self.board.reported(other):
-                            raise EngineError(f"rank {other} ended while it loaded its share ({how})")
-                    time.sleep(LOOK_S)
-                if (error := self.board.error_of(rank)) is not None:
-                    raise _named(error, rank)
+            while waiting := [rank for rank in range(1, self.size) if not self.board.reported(rank)]:
+                self._raise_reported(waiting)
+                if self._failure is not None:
+                    raise EngineError(self._failure)
+                time.sleep(LOOK_S)
+            self._raise_reported(())
             self.connect(device)
         except BaseException:
             self.close()
             raise
-        self._watch = Watch(connect_again(self._place), self.size, self._timeout_s, self._gone, self._lose)
-        self.missing = self._missing
+        self._met = True
+
+    def _raise_reported(self, waiting: Collection[int]) -> None:
+        """Raise the error of a process that could not load its share. waiting: those that still load."""
+        for rank in range(1, self.size):
+            if rank not in waiting and (error := self.board.error_of(rank)) is not None:
+                raise _named(error, rank)
 
     def _gone(self) -> dict[int, str]:
         """Return the processes of this machine that have ended, and how."""
@@ -143,17 +147,12 @@ class DriverGroup(Group):
                 found[rank] = f"exit status {status}" if status >= 0 else Signals(-status).name
         return found
 
-    def _missing(self) -> str:
-        """Return which process is missing, for the error of an operation that has failed."""
-        end = time.monotonic() + 1.0
-        while time.monotonic() < end:  # a process that was killed may not be known to have ended yet
-            if (gone := self._gone()) or self._watch is None:
-                break
-            time.sleep(0.02)
+    def missing(self) -> str:
         if self._watch is None:
             return ""
-        if gone:
-            return self._watch.missing(self._timeout_s)
+        end = time.monotonic() + 1.0
+        while time.monotonic() < end and not self._gone():
+            time.sleep(0.02)  # a process that was killed may not be known to have ended yet
         return self._watch.missing(min(3.0, self._timeout_s))
 
     def on_loss(self, act: Callable[[Exception], None]) -> None:
@@ -162,7 +161,8 @@ class DriverGroup(Group):
     def _lose(self, reason: str) -> None:
         if self._ended:
             return
-        log.error("the engine ends: %s", reason)
+        if self._met:
+            log.error("the engine ends: %s", reason)
         self.fail(reason)
         self._on_loss(LostRank(reason))
 
@@ -172,10 +172,10 @@ class DriverGroup(Group):
         self._ended = True
         if self._watch is not None:
             self._watch.stop()
-            if self._failure is None and not self._within:
+            if self._met and self._failure is None and not self._within:
                 with suppress(LostRank):
                     self.announce("end")
-        end = time.monotonic() + (END_S if self._watch is not None and self._failure is None else 0.0)
+        end = time.monotonic() + (END_S if self._met and self._failure is None else 0.0)
         for process in self.processes:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, end - time.monotonic()))

@@ -24,16 +24,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, ReduceOp, Store
+from torch.nn import functional
 
 from fovea.engine.layers.config import DecoderConfig
-from fovea.engine.layers.decoder import Decoder
+from fovea.engine.layers.decoder import Decoder, LanguageHead
 from fovea.engine.layers.experts import DenseBesideExperts, ExpertsBlock
 from fovea.engine.layers.layer import CrossLayer
 from fovea.engine.layers.linear import Linear
 from fovea.engine.layers.ranks import Ranks
 from fovea.engine.models.targets import Cut
 from fovea.engine.parallel.messages import pack
-from fovea.engine.parallel.shares import Grid, cut_of, largest_share, share_of, skipped, stages
+from fovea.engine.parallel.shares import Grid, cut_of, head_rows, largest_share, share_of, skipped, stages
 from fovea.engine.step.executor import LostRank
 
 FIRST_BYTES = 32 << 10
@@ -78,7 +79,7 @@ class Board:
 class Group(Ranks):
     """This process among those of its engine.
 
-    grid: its place. missing: returns what is known about processes that have gone, for errors.
+    grid: its place.
     overlapped: number of calls of the decoder that began before the results of earlier ones were there, so
         that stages computed different calls at the same time.
     """
@@ -95,10 +96,10 @@ class Group(Ranks):
         self._coming: list[Any] = []
         self.overlapped = 0
         self.board = Board(store)
-        self.missing: Callable[[], str] = lambda: ""
         self._timeout = timedelta(seconds=timeout_s)
         self._local = local
         self._kv_heads = 1
+        self._vocabulary = 0
         self._lock = threading.Lock()
         self._within = False
         self._failure: str | None = None
@@ -118,6 +119,10 @@ class Group(Ranks):
 
     def largest_share(self, model: Any) -> DecoderConfig:
         return largest_share(model.whole, self.grid)
+
+    def head_rows(self, config: DecoderConfig) -> tuple[int, int]:
+        self._vocabulary = config.vocab_size
+        return head_rows(config, self.grid)
 
     def cut(self, config: DecoderConfig, name: str) -> Cut | None:
         return cut_of(config, name, self.grid)
@@ -154,15 +159,17 @@ class Group(Ranks):
         options._devices = [device]
         return gloo(store, rank, size, options)
 
-    def attach(self, decoder: Decoder) -> None:
+    def attach(self, decoder: Decoder, head: LanguageHead) -> None:
         if self.tensor_size > 1:
             self._divide(decoder)
         if self.stages > 1:
             decoder.ranks = self
             self._drop_others(decoder)
         if self.rank == 0:
-            decoder.register_forward_pre_hook(self._announce_call("forward"), with_kwargs=True)
-            decoder.register_forward_hook(self._end_call)
+            divided = not head.tied and self.tensor_size > 1
+            for name, module in (("forward", decoder), *((("logits", head),) if divided else ())):
+                module.register_forward_pre_hook(self._announce_call(name), with_kwargs=True)
+                module.register_forward_hook(self._end_call)
 
     def _divide(self, decoder: Decoder) -> None:
         """Let the maps whose inputs are divided return sums. The first process alone has their biases."""
@@ -286,6 +293,13 @@ class Group(Ranks):
         except RuntimeError as error:
             raise self._lost(error) from error
 
+    def join_logits(self, part: Tensor) -> Tensor:
+        if self.tensor_size == 1:
+            return part
+        own = -(-self._vocabulary // self.tensor_size)
+        parts = self.gather(functional.pad(part, (0, own - part.shape[1])))
+        return parts.transpose(0, 1).flatten(1)[:, : self._vocabulary]
+
     def add_heads(self, scores: Tensor) -> Tensor:
         same = self.tensor_size // self._kv_heads
         if same <= 1:
@@ -308,6 +322,10 @@ class Group(Ranks):
 
     def _lost(self, error: RuntimeError) -> LostRank:
         return LostRank(self.missing() or f"the processes cannot compute together: {error}")
+
+    def missing(self) -> str:
+        """Return which process has gone, for the error of an operation that has failed; "": not known."""
+        return ""
 
     def fail(self, reason: str) -> None:
         """Let all further operations fail. For any thread."""
@@ -377,7 +395,7 @@ class Watch:
                 beats = self._board.beats(rank)
                 if self._latest.get(rank, (-1, now))[0] != beats:
                     self._latest[rank] = beats, now
-                elif now - self._latest[rank][1] > silence_s:
+                elif beats and now - self._latest[rank][1] > silence_s:
                     return f"rank {rank} has not answered for {silence_s:g} s"
         return ""
 

@@ -25,7 +25,8 @@ class Mirror:
     """Carries out announced operations with the share of a worker."""
 
     def __init__(self, model: VisionLanguageModel, group: Group, device: torch.device) -> None:
-        self._decoder, self._group, self._device = model.decoder, group, device
+        self._decoder, self._head = model.decoder, model.head
+        self._group, self._device = group, device
         self._memory: DecoderMemory | None = None
         self._kept: KeptRows
         self._moves: BlockMoves
@@ -33,6 +34,7 @@ class Mirror:
         self._operations: dict[str, Callable[..., None]] = {
             "allocate": self._allocate,
             "forward": self._forward,
+            "logits": self._logits,
             "move": self._move,
             "choose": self._choose,
             "forget": self._forget,
@@ -73,6 +75,10 @@ class Mirror:
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._watch = next((each for each in (*args, *kwargs.values()) if isinstance(each, Watch)), None)
         self._decoder(*args, **kwargs)
+
+    def _logits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._group.grid.stage == 0:
+            self._head(*args, **kwargs)
 
     def _move(self, moves: tuple[Move | Compaction, ...]) -> None:
         self._moves.run(moves)

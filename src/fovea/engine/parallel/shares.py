@@ -205,8 +205,12 @@ def cut_of(config: DecoderConfig, name: str, grid: Grid) -> Cut | None:
     config: the shape of the whole decoder.
     name: canonical name of the tensor.
     """
+    if grid.tensor == 1:
+        return None
+    if name == "lm_head.weight":
+        return _cut(0, config.vocab_size, head_rows(config, grid))
     match = _LAYER.match(name)
-    if match is None or grid.tensor == 1:
+    if match is None:
         return None
     layer = config.layers[int(match[1])]
     part, _, rest = match[2].partition(".")
@@ -223,7 +227,9 @@ def skipped(config: DecoderConfig, grid: Grid) -> tuple[str, ...]:
     """
     found = []
     if grid.rank:
-        found.append(r"^(?!decoder\.layers\.)")
+        found.append(r"^(?!decoder\.layers\.|lm_head\.)")
+        if grid.stage or config.tied:
+            found.append(r"^lm_head\.")
         found.append(r"\.cross_attn\.(k_proj|v_proj|k_norm)\.")
     if grid.tensor_rank:
         found.append(r"\.(o_proj|out_proj|down_proj)\.bias$")
@@ -232,6 +238,19 @@ def skipped(config: DecoderConfig, grid: Grid) -> tuple[str, ...]:
     if others:
         found.append(rf"^decoder\.layers\.({'|'.join(others)})\.")
     return tuple(found)
+
+
+def head_rows(config: DecoderConfig, grid: Grid) -> Run:
+    """Return a process' rows of a language head that is not tied. All but the last have equally many.
+
+    The processes of the first stage have it. A tied head is the embedding table, which the driver has.
+    """
+    if grid.stage:
+        return 0, 0
+    rows = -(-config.vocab_size // grid.tensor)
+    return min(grid.tensor_rank * rows, config.vocab_size), min(
+        (grid.tensor_rank + 1) * rows, config.vocab_size
+    )
 
 
 def _cut(axis: int, size: int, *runs: Run) -> Cut:

@@ -76,6 +76,7 @@ def run_worker(start: Start) -> int:
     grid = Grid(place.rank, parallel.tensor_parallel, parallel.pipeline_parallel)
     group = Group(grid, open_store(place), parallel.parallel_timeout_s, local=is_local(place))
     set_threads(start.config.model.threads)
+    pulse = Pulse(connect_again(place), place.rank, lambda: os._exit(1))
     try:
         model, device = load_share(start.model, start.config, group, place.local_rank)
     except Exception as error:
@@ -83,7 +84,6 @@ def run_worker(start: Start) -> int:
         group.board.report(place.rank, _public(error))
         return 1
     group.board.report(place.rank, None)
-    pulse = Pulse(connect_again(place), place.rank, lambda: os._exit(1))
     group.connect(device)
     log.info("rank %d of %d is ready", place.rank, place.size)
     try:
