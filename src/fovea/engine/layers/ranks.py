@@ -64,6 +64,12 @@ class Ranks:
     def on_loss(self, act: Callable[[Exception], None]) -> None:
         """Set what is done, in another thread, when a process has gone."""
 
+    def open_run(self, owner: object, memory: Any, *shape: Any) -> None:
+        """Let the others allocate their share of memory beside the engine's, for as long as `owner` lives.
+
+        shape: further arguments of `DecoderMemory.allocate`, but for the device.
+        """
+
     def announce(self, name: str, *args: Any) -> None:
         """Tell the other processes which operation comes next, with its arguments. For the driver."""
 
@@ -98,6 +104,14 @@ class Ranks:
 
     def join_logits(self, part: Tensor) -> Tensor:
         """Return the logits of the whole vocabulary. part: (rows, own rows of the head)."""
+        return part
+
+    def join_heads(self, part: Tensor) -> Tensor:
+        """Return the results of the query heads of all processes. part: (own query heads, ...)."""
+        return part
+
+    def join_keys(self, part: Tensor) -> Tensor:
+        """Return the keys of the KV heads of all processes. part: (rows, own KV heads, head_dim)."""
         return part
 
     def add_heads(self, scores: Tensor) -> Tensor:

@@ -15,10 +15,12 @@ import logging
 import pickle
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import torch
@@ -33,7 +35,7 @@ from fovea.engine.layers.layer import CrossLayer
 from fovea.engine.layers.linear import Linear
 from fovea.engine.layers.ranks import Ranks
 from fovea.engine.models.targets import Cut
-from fovea.engine.parallel.messages import pack
+from fovea.engine.parallel.messages import ENGINE, pack
 from fovea.engine.parallel.shares import Grid, cut_of, head_rows, largest_share, share_of, skipped, stages
 from fovea.engine.step.executor import LostRank
 
@@ -102,6 +104,9 @@ class Group(Ranks):
         self._vocabulary = 0
         self._lock = threading.Lock()
         self._within = False
+        self._memories: dict[int, int] = {}
+        self._closed: list[int] = []
+        self._numbers = count(ENGINE + 1)
         self._failure: str | None = None
         self._everyone: Any = None
         self._sums: Any = None
@@ -213,8 +218,16 @@ class Group(Ranks):
     def _end_call(self, module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
         self._within = False
 
+    def open_run(self, owner: object, memory: Any, *shape: Any) -> None:
+        closed = [self._memories.pop(identity, ENGINE) for identity in self._closed]
+        self._closed.clear()
+        number = next(self._numbers)
+        self._memories[id(memory)] = number
+        weakref.finalize(owner, self._closed.append, id(memory))
+        self.announce("open_run", number, closed, shape)
+
     def announce(self, name: str, *args: Any) -> None:
-        data = pack(name, args)
+        data = pack(name, args, self._memories)
         head = len(data).to_bytes(LENGTH_BYTES, "little") + data[: FIRST_BYTES - LENGTH_BYTES]
         first = torch.zeros(FIRST_BYTES, dtype=torch.uint8)
         first[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
@@ -292,6 +305,15 @@ class Group(Ranks):
             return work()
         except RuntimeError as error:
             raise self._lost(error) from error
+
+    def join_heads(self, part: Tensor) -> Tensor:
+        return part if self.tensor_size == 1 else self.gather(part).flatten(0, 1)
+
+    def join_keys(self, part: Tensor) -> Tensor:
+        if self.tensor_size == 1:
+            return part
+        different = self.gather(part)[:: max(1, self.tensor_size // self._kv_heads)]
+        return different.transpose(0, 1).flatten(1, 2)
 
     def join_logits(self, part: Tensor) -> Tensor:
         if self.tensor_size == 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,13 +16,21 @@ from torch import Tensor
 
 from fovea.engine.layers.step import DecoderMemory
 
-MEMORY = "memory"
-"""Stands for the memory of the engine's KV pool, of which each process has its own share."""
+ENGINE = 0
+"""Number of the engine's own memory. Each process has its share of a memory, so its number is sent."""
+
+
+Memories = Callable[[int], DecoderMemory]
+"""Returns the receiver's memory of a number."""
 
 
 class _Pickler(pickle.Pickler):
-    def persistent_id(self, value: Any) -> str | None:
-        return MEMORY if isinstance(value, DecoderMemory) else None
+    def __init__(self, file: io.BytesIO, memories: Mapping[int, int]) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._memories = memories
+
+    def persistent_id(self, value: Any) -> int | None:
+        return self._memories.get(id(value), ENGINE) if isinstance(value, DecoderMemory) else None
 
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
@@ -35,12 +43,12 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, device: torch.device, memory: Callable[[], DecoderMemory]) -> None:
+    def __init__(self, file: io.BytesIO, device: torch.device, memory: Memories) -> None:
         super().__init__(file)
         self._device, self._memory = device, memory
 
-    def persistent_load(self, name: str) -> Any:
-        return self._memory()
+    def persistent_load(self, number: int) -> Any:
+        return self._memory(number)
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == (__name__, "_tensor"):
@@ -57,16 +65,17 @@ def _tensor(dtype: torch.dtype, shape: tuple[int, ...], data: bytes) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=dtype).view(shape)
 
 
-def pack(name: str, args: tuple[Any, ...]) -> bytes:
-    """Return an announcement as bytes. Memory in the arguments becomes the receiver's own."""
+def pack(name: str, args: tuple[Any, ...], memories: Mapping[int, int]) -> bytes:
+    """Return an announcement as bytes.
+
+    memories: number of each memory but the engine's, by its id. The receiver gets its own of that number.
+    """
     file = io.BytesIO()
-    _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump((name, args))
+    _Pickler(file, memories).dump((name, args))
     return file.getvalue()
 
 
-def unpack(
-    data: bytes, device: torch.device, memory: Callable[[], DecoderMemory]
-) -> tuple[str, tuple[Any, ...]]:
-    """Return name and arguments. device: gets the tensors. memory: returns the receiver's own memory."""
+def unpack(data: bytes, device: torch.device, memory: Memories) -> tuple[str, tuple[Any, ...]]:
+    """Return name and arguments. device: gets the tensors. memory: returns memory of the receiver."""
     name, args = _Unpickler(io.BytesIO(data), device, memory).load()
     return name, args

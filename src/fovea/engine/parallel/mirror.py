@@ -10,14 +10,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fovea.engine.execute.block_moves import BlockMoves, move_streams
 from fovea.engine.execute.kept_rows import Decision, KeptRows, Watch
 from fovea.engine.kv.manager import Compaction, Move
-from fovea.engine.layers.step import DecoderMemory
+from fovea.engine.layers.step import DecoderMemory, Step
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.parallel.group import Group
-from fovea.engine.parallel.messages import unpack
+from fovea.engine.parallel.messages import ENGINE, unpack
+from fovea.engine.reduce.prompt_run import LastRows, first_keys, last_attention
 from fovea.kernels.pages import KVFormat
 
 
@@ -27,7 +29,7 @@ class Mirror:
     def __init__(self, model: VisionLanguageModel, group: Group, device: torch.device) -> None:
         self._decoder, self._head = model.decoder, model.head
         self._group, self._device = group, device
-        self._memory: DecoderMemory | None = None
+        self._memories: dict[int, DecoderMemory] = {}
         self._kept: KeptRows
         self._moves: BlockMoves
         self._watch: Watch | None = None
@@ -38,20 +40,20 @@ class Mirror:
             "move": self._move,
             "choose": self._choose,
             "forget": self._forget,
+            "open_run": self._open_run,
+            "run_layer": self._run_layer,
+            "attend": self._attend,
+            "keys": self._keys,
         }
 
     @torch.inference_mode()
     def run(self) -> None:
         """Carry out operations until the driver announces the end."""
         while True:
-            name, args = unpack(self._group.receive(), self._device, self._own_memory)
+            name, args = unpack(self._group.receive(), self._device, self._memories.__getitem__)
             if name == "end":
                 return
             self._operations[name](*args)
-
-    def _own_memory(self) -> DecoderMemory:
-        assert self._memory is not None
-        return self._memory
 
     def _allocate(
         self,
@@ -63,12 +65,12 @@ class Mirror:
         host_blocks: int,
     ) -> None:
         """Allocate this share of an engine's memory. Earlier memory is freed before."""
-        self._memory = None
+        self._memories.clear()
         self.__dict__.pop("_kept", None)
         self.__dict__.pop("_moves", None)
         config = self._decoder.config
         memory = DecoderMemory.allocate(config, pools, block_size, slots, dtype, self._device, kv_format)
-        self._memory = memory
+        self._memories[ENGINE] = memory
         self._kept = KeptRows(config, memory, self._group)
         self._moves = BlockMoves(memory.kv, host_blocks, move_streams(self._device), self._kept.compact)
 
@@ -89,3 +91,22 @@ class Mirror:
 
     def _forget(self, sequence_id: str) -> None:
         self._kept.forget(sequence_id)
+
+    def _open_run(
+        self, number: int, closed: list[int], shape: tuple[tuple[int, ...], int, int, torch.dtype]
+    ) -> None:
+        """Allocate memory for a run of prompts beside the engine's, and free that of earlier ones."""
+        for each in closed:
+            self._memories.pop(each, None)
+        pools, block_size, slots, dtype = shape
+        config, device = self._decoder.config, self._device
+        self._memories[number] = DecoderMemory.allocate(config, pools, block_size, slots, dtype, device)
+
+    def _run_layer(self, x: Tensor, layer: int, step: Step) -> None:
+        self._decoder.run(x, layer, layer + 1, step)
+
+    def _attend(self, x: Tensor, layer: int, step: Step, rows: LastRows) -> None:
+        last_attention(self._decoder, self._group, x, layer, step, rows)
+
+    def _keys(self, layer: int, step: Step, table: Tensor, length: int) -> None:
+        first_keys(self._group, layer, step, table, length)

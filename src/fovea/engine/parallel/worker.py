@@ -72,6 +72,8 @@ def _prefixed(place: Place, store: Store) -> Store:
 
 def run_worker(start: Start) -> int:
     """Load a share, and compute with it until the driver ends. Returns the exit status."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the driver ends its requests first, and then its workers
     place, parallel = start.place, start.config.parallel
     grid = Grid(place.rank, parallel.tensor_parallel, parallel.pipeline_parallel)
     group = Group(grid, open_store(place), parallel.parallel_timeout_s, local=is_local(place))
@@ -115,7 +117,6 @@ def _end_with(source: BinaryIO) -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     start: Start = pickle.load(sys.stdin.buffer)
     logging.basicConfig(level="WARNING", stream=sys.stderr)
     logging.getLogger().handlers[0].setFormatter(formatter("text"))
