@@ -144,9 +144,17 @@ def test_a_share_has_its_part_of_everything() -> None:
 @pytest.mark.parametrize(
     ("layer", "size", "words"),
     [
-        (LayerConfig(ATTENTION, DENSE), 5, "the heads of layer 0 of this model are 12; accepted.*: 1, 2, 4, 12"),
+        (
+            LayerConfig(ATTENTION, DENSE),
+            5,
+            "the heads of layer 0 of this model are 12; accepted.*: 1, 2, 4, 12",
+        ),
         (LayerConfig(replace(ATTENTION, heads=24, kv_heads=4), DENSE), 6, "the KV heads of layer 0"),
-        (LayerConfig(ATTENTION, Dense(50, "silu")), 4, "the feed-forward block of layer 0 of this model are 50"),
+        (
+            LayerConfig(ATTENTION, Dense(50, "silu")),
+            4,
+            "the feed-forward block of layer 0 of this model are 50",
+        ),
         (LayerConfig(DELTA, DENSE), 8, "the key heads of layer 0 of this model are 4"),
         (LayerConfig(ATTENTION, replace(SPARSE, intermediate=10)), 4, "the experts of layer 0"),
     ],
