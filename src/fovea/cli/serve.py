@@ -26,6 +26,7 @@ from fovea.core.names import served_name
 from fovea.core.protocols import EngineClient
 from fovea.core.settings import check_settings, setting
 from fovea.engine.config import EngineConfig
+from fovea.engine.parallel.places import divided, place_of
 from fovea.http.browsers import with_own_name
 from fovea.server.settings import ServerSettings
 
@@ -218,6 +219,11 @@ def _serve_model(
 
     model, config, template = engine_arguments(args, file)
     settings = replace(settings, role=config.peers.role, peer_key=_peer_key(config))
+    place = place_of(config, os.environ)
+    if place is not None and place.rank:  # a launcher runs this command on every device
+        from fovea.engine.parallel.worker import Start, run_worker
+
+        return run_worker(Start(model, divided(config), place))
     name = address.served_model_name or served_name(model)
     if address.engine_process == "off":  # otherwise this process imports no torch, and the other one checks
         _check_folder(model, config.model.revision)

@@ -681,6 +681,38 @@ class PeerSettings:
         return bool(self.peer_key) and self.role != "decode"
 
 
+@dataclass(frozen=True, slots=True)
+class ParallelSettings:
+    """The processes that compute one model together, one for each device (docs/parallel.md)."""
+
+    tensor_parallel: int = setting(
+        1,
+        "Processes that divide each layer of the decoder. Its numbers of heads must be divisible by it.",
+        low=1,
+        high=1024,
+    )
+    pipeline_parallel: int = setting(
+        1,
+        "Stages into which the layers of the decoder are divided, each with tensor_parallel processes.",
+        low=1,
+        high=1024,
+    )
+    parallel_timeout_s: int = setting(
+        120,
+        "Seconds after which a process that does not answer counts as lost, and the engine ends.",
+        low=1,
+        high=86400,
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    @property
+    def size(self) -> int:
+        """Number of processes."""
+        return self.tensor_parallel * self.pipeline_parallel
+
+
 class EngineOptions(TypedDict, total=False):
     """Keyword arguments of `EngineConfig.of` and `Engine.from_pretrained`.
 
@@ -757,6 +789,9 @@ class EngineOptions(TypedDict, total=False):
     transfer_mib: int
     transfer_host: str
     transfer_protocol: str
+    tensor_parallel: int
+    pipeline_parallel: int
+    parallel_timeout_s: int
 
 
 MIB = 1024 * 1024
@@ -776,6 +811,7 @@ class EngineConfig:
     visual: detail levels and visual tokens.
     speculation: expected tokens.
     peers: role, and engines that work for this one.
+    parallel: the processes that compute the model together.
     """
 
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -786,6 +822,7 @@ class EngineConfig:
     visual: VisualSettings = field(default_factory=VisualSettings)
     speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
     peers: PeerSettings = field(default_factory=PeerSettings)
+    parallel: ParallelSettings = field(default_factory=ParallelSettings)
 
     @classmethod
     def of(cls, **settings: Unpack[EngineOptions]) -> EngineConfig:

@@ -36,7 +36,9 @@ from fovea.engine.assemble import assemble, engine_stats
 from fovea.engine.config import EngineConfig, EngineOptions
 from fovea.engine.intake import Visit, walk, walk_async
 from fovea.engine.job import Event, Sink, take_waiting
+from fovea.engine.layers.ranks import ALONE
 from fovea.engine.load import LoadedModel, load_model
+from fovea.engine.parallel.places import divided
 from fovea.engine.request.inputs import Images, PromptLike, RequestOptions, to_request, to_sampling
 from fovea.engine.request.prompt_plan import PreparedPrompt
 from fovea.engine.request.tokenizer import detokenize
@@ -77,6 +79,8 @@ class Engine:
         self._info = assembly.info
         self._prepare_pool = WorkQueue(PREPARE_THREADS, "fovea-prepare", most_expensive=1)
         self._draining = False
+        self._ranks = loaded.model.ranks
+        self._ranks.on_loss(self.loop.end)
         self.loop.start()
 
     @classmethod
@@ -96,9 +100,18 @@ class Engine:
 
         Raises CheckpointError, UnsupportedModel or ConfigError.
         """
-        config = (config or EngineConfig()).changed(**settings)
+        config = divided((config or EngineConfig()).changed(**settings))
         set_threads(config.model.threads)
-        return cls(load_model(name, config, chat_template=chat_template), config)
+        ranks = ALONE
+        if config.parallel.size > 1:
+            from fovea.engine.parallel.driver import start_ranks
+
+            ranks = start_ranks(name, config)
+        try:
+            return cls(load_model(name, config, chat_template=chat_template, ranks=ranks), config)
+        except BaseException:
+            ranks.close()
+            raise
 
     @property
     def unfinished(self) -> int:
@@ -265,6 +278,7 @@ class Engine:
         """Stop at once. Running requests are aborted."""
         self._draining = True
         self.loop.close()
+        self._ranks.close()
         self.parts.preparer.close()
         self.parts.intake.grammars.close()
         self.parts.peering.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +17,9 @@ from fovea.core.types import ModelInfo
 from fovea.dialects.dialect import Dialect, detect
 from fovea.engine.config import MIB, CompileModes, EngineConfig
 from fovea.engine.files import check_bounds, check_folder, read_json
+from fovea.engine.layers.layer import CrossLayer
+from fovea.engine.layers.linear import Embedding, use_kernels
+from fovea.engine.layers.ranks import ALONE, Ranks, for_ranks
 from fovea.engine.models import internvl
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.compile import check_compile, compile_modules, describe_site, find_engines, install
@@ -27,7 +30,7 @@ from fovea.engine.models.quantized import log_notes, open_weights
 from fovea.engine.models.registry import architecture, architecture_of, build
 from fovea.engine.models.side_files import build_processors, default_sampling
 from fovea.engine.models.stored import ORIGINAL_NAME, StoredWeights, common_dtype, trim_memory
-from fovea.engine.models.targets import canonical
+from fovea.engine.models.targets import FusedTensor, canonical
 from fovea.engine.models.tokenizer import load_tokenizer, reason
 from fovea.engine.models.weights import NOTHING, RECIPES, Packer, load_weights
 from fovea.engine.reduce.probe import probe_modules
@@ -214,7 +217,12 @@ def open_checkpoint(path: Path, mmproj: str = "") -> Checkpoint:
 
 
 def load_model(
-    name: str, settings: EngineConfig, *, chat_template: str | None = None, layers: bool = True
+    name: str,
+    settings: EngineConfig,
+    *,
+    chat_template: str | None = None,
+    layers: bool = True,
+    ranks: Ranks = ALONE,
 ) -> LoadedModel:
     """Load a checkpoint.
 
@@ -222,6 +230,7 @@ def load_model(
     settings: device, type, kernels, quantization and compilation.
     chat_template: a Jinja template that replaces the checkpoint's own.
     layers: whether the decoder's layers are loaded. Without them it cannot compute anything.
+    ranks: the processes that compute the decoder together, this one as the driver. It loads its share.
     Raises CheckpointError, UnsupportedModel or ConfigError, naming the file, the feature or the setting.
     """
     checkpoint = open_checkpoint(resolve(name, settings.model.revision), settings.model.mmproj)
@@ -236,27 +245,29 @@ def load_model(
     quantization = _quantization(settings.model.quantization, checkpoint.path, stored)
     if settings.model.quantization == "fp8":
         check_fp8(device, dtype)
-    model = build_model(checkpoint.path, config, device, dtype)
+    model = build_model(checkpoint.path, config, device, dtype, ranks)
+    ranks.attach(model.decoder, model.head)
     model.decoder.balance_keys(settings.kv.kv_dtype != "auto")
     # An engine that only encodes needs no layers, but those with cross-attention make its outputs.
     layers = layers and (settings.peers.role != "encode" or bool(model.decoder.config.cross_layers))
-    ignored = model.ignored if layers else _without_layers(model)
+    ignored = (*model.ignored, *ranks.skipped(model.whole)) if layers else _without_layers(model)
     kernels = choose(settings.model.kernels, device, dtype, model.decoder.config.attention_heads)
     if settings.model.pin_threads and isinstance(kernels, NativeKernels):
         bind_threads(kernels)
     modes = CompileModes.of(settings.model.compile)
     check_compile(modes, kernels, quantization)
-    parameters = count_parameters(model)
+    parameters = count_parameters(
+        model if ranks is ALONE else build_model(checkpoint.path, config, torch.device("meta"), dtype)
+    )
     recipe = RECIPES[NOTHING if as_stored else quantization]
     built = find_engines(settings.model.encoder_engines, checkpoint.path, model, quantization)
     # The fingerprint is that of plain weights. It is computed only for a cache on disk: a large encoder takes
     # a second.
     on_disk = bool(settings.outputs.embed_disk_dir)
-    heads = checkpoint.look_heads(model.decoder.config.look_heads)
+    heads = checkpoint.look_heads(model.whole.look_heads)
     deciding = [*model.encoder_modules(), *(probe_modules(model, heads) if on_disk else ())]
     packer = Packer(model, kernels, recipe, later=deciding if on_disk or built else (), as_stored=as_stored)
-    targets, fused = model.checkpoint_targets(), model.fused_tensors()
-    load_weights(stored, targets, ignored, packer, model.renames, fused)
+    _load(stored, model, ignored, packer, model.fused_tensors())
     fingerprint_value = ""
     if built:
         install(model, built, describe_site(model, entry.name))
@@ -273,6 +284,7 @@ def load_model(
     packer.pack_rest()
     model.finish_loading(kernels, recipe.head, parameters)
     compile_modules(model, modes)
+    ranks.meet(device)
     if stored.nbytes >= TRIM_BYTES:
         trim_memory()
     tokenizer = checkpoint.tokenizer(config, template=chat_template, dialect=settings.model.dialect)
@@ -299,6 +311,77 @@ def load_model(
         reasons=tokenizer.dialect.reasoning is not None,
     )
     return LoadedModel(model, tokenizer, processor, info, fingerprint_value, videos, heads, checkpoint.path)
+
+
+def load_share(
+    name: str, settings: EngineConfig, ranks: Ranks, device_number: int = 0
+) -> tuple[VisionLanguageModel, torch.device]:
+    """Load the share of a worker: some layers of a model, without a tower and an embedding table.
+
+    device_number: number of the GPU, if the settings name none.
+    Returns the model, and its device. Raises as `load_model`.
+    """
+    checkpoint = open_checkpoint(resolve(name, settings.model.revision), settings.model.mmproj)
+    config = checkpoint.config()
+    stored = checkpoint.weights(config)
+    entries = [entry for _, entries in stored.files for entry in entries]
+    untie_own_head(config, (entry.name for entry in entries))
+    device = pick_device(settings.model.device)
+    if device.type == "cuda" and settings.model.device in ("auto", "cuda"):
+        device = torch.device("cuda", device_number)
+        torch.cuda.set_device(device)
+    dtype = pick_dtype(settings.model.dtype, device, common_dtype(entries), settings.model.kernels)
+    quantization = _quantization(settings.model.quantization, checkpoint.path, stored)
+    model = build_model(checkpoint.path, config, device, dtype, ranks)
+    ranks.attach(model.decoder, model.head)
+    fused = model.fused_tensors()
+    _keep_layers(model)
+    model.decoder.balance_keys(settings.kv.kv_dtype != "auto")
+    kernels = choose(settings.model.kernels, device, dtype, model.decoder.config.attention_heads)
+    as_stored = settings.model.quantization == NOTHING
+    recipe = RECIPES[NOTHING if as_stored else quantization]
+    packer = Packer(model, kernels, recipe, as_stored=as_stored)
+    _load(stored, model, (*model.ignored, *ranks.skipped(model.whole)), packer, fused)
+    use_kernels(model, kernels)
+    model.decoder.use_stack(kernels, whole=False)
+    if stored.nbytes >= TRIM_BYTES:
+        trim_memory()
+    return model, device
+
+
+def _keep_layers(model: VisionLanguageModel) -> None:
+    """Drop everything but the layers of the decoder, and the head if this process has a part of it."""
+    for name in [name for name, _ in model.named_children() if name not in ("decoder", "head")]:
+        delattr(model, name)
+    decoder, hidden = model.decoder, model.whole.hidden
+    table = decoder.embed_tokens.weight
+    with torch.device(table.device):
+        decoder.embed_tokens = Embedding(0, hidden).to(table.dtype)
+    if not model.head.lm_head.out_features:
+        model.head.tied = True  # so that no tensors are expected for it
+    decoder.per_layer = None
+    for layer in decoder.layers:
+        if isinstance(layer, CrossLayer):  # the driver computes keys and values of images
+            for name in ("k_proj", "v_proj", "k_norm"):
+                delattr(layer.cross_attn, name)
+
+
+def _load(
+    stored: StoredWeights,
+    model: VisionLanguageModel,
+    ignored: Iterable[str],
+    packer: Packer,
+    fused: Mapping[str, FusedTensor],
+) -> None:
+    """Load the weights, or this process' parts of them."""
+    targets = dict(model.checkpoint_targets())
+    if model.ranks.rank:
+        owned = ("decoder.layers.", "lm_head.")
+        targets = {name: tensor for name, tensor in targets.items() if name.startswith(owned)}
+    cuts = {name: cut for name in targets if (cut := model.ranks.cut(model.whole, name)) is not None}
+    count = load_weights(stored, iter(targets.items()), ignored, packer, model.renames, fused, cuts)
+    if model.ranks is not ALONE:
+        log.info("rank %d has read %.1f MiB of %.1f", model.ranks.rank, count / MIB, stored.nbytes / MIB)
 
 
 def _without_layers(model: VisionLanguageModel) -> tuple[str, ...]:
@@ -384,15 +467,19 @@ def untie_own_head(config: Any, names: Iterable[str]) -> None:
         config.tie_word_embeddings = False
 
 
-def build_model(folder: Path, config: Any, device: torch.device, dtype: torch.dtype) -> VisionLanguageModel:
+def build_model(
+    folder: Path, config: Any, device: torch.device, dtype: torch.dtype, ranks: Ranks = ALONE
+) -> VisionLanguageModel:
     """Build a model with uninitialised weights. On the device "meta" its tensors have no storage.
+
+    ranks: the processes that compute the decoder together.
 
     Raises CheckpointError or UnsupportedModel.
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        with torch.device(device):
+        with torch.device(device), for_ranks(ranks):
             return build(config).eval()
     except FoveaError:
         raise

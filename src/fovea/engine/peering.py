@@ -79,6 +79,12 @@ def connect_peers(
             "peers: 0",
             param="kv_ttl_s",
         )
+    if config.parallel.size > 1:
+        raise ConfigError(
+            "an engine on several devices has no whole blocks to hand over; accepted with peers: "
+            "tensor_parallel 1, pipeline_parallel 1",
+            param="tensor_parallel",
+        )
     releases = Releases()
     connector = _open(settings, releases)
     handover = Handover(_layout(loaded, config), runner, kv, embeddings, connector)

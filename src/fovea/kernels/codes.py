@@ -93,6 +93,20 @@ class Codes:
         """Return the codes of some rows."""
         return replace(self, **{name: tensor[rows] for name, tensor in self.tensors().items()})  # type: ignore[arg-type]
 
+    def columns(self, start: int, stop: int) -> Codes:
+        """Return the codes of consecutive columns. Raises ValueError if a group would be divided."""
+        k, size = self.shape[1], self.group
+        outer = size * self.outer_groups
+        for unit in (size, outer):
+            inside = start // unit == (stop - 1) // unit
+            if start % unit and not inside or (stop % unit and stop != k and not inside):
+                raise ValueError(f"columns {start} to {stop} divide groups of {unit}")
+        found = {}
+        for name, tensor in self.tensors().items():
+            unit = 1 if name == "codes" else outer if name.startswith("outer") else size
+            found[name] = tensor[:, start // unit : -(-stop // unit)].contiguous()
+        return replace(self, **found)  # type: ignore[arg-type]
+
     def times(self, factors: Tensor) -> Codes:
         """Return the codes of the weight with each row times its factor. factors: (n,), powers of two."""
         names = ("scale", "minimum") if self.outer is None else ("outer", "outer_minimum")

@@ -1,11 +1,13 @@
 """Chooses the keys and values that sequences keep, and copies them (`engine.keep`).
 
 Every KV head of every layer keeps tokens of its own. All keep equally many, so they share one block table.
+If several processes have the heads, each decides for its own, from the same `Decision`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -18,6 +20,7 @@ from fovea.engine.execute.decode_rows import table
 from fovea.engine.keep import BY_KIND, RECENT, SINKS, Kept
 from fovea.engine.kv.manager import Compaction
 from fovea.engine.layers.config import Attention, DecoderConfig
+from fovea.engine.layers.ranks import ALONE, Ranks
 from fovea.engine.layers.step import DecoderMemory
 from fovea.engine.schedule.plan import Work
 from fovea.kernels.pages import KVPool, gather
@@ -28,14 +31,59 @@ NEAR, NEAR_SHARE = 7, 0.25
 a fact are kept with it, as in SnapKV. In images each token counts for itself."""
 
 
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A sequence that leaves out rows in a step.
+
+    owner: id of the sequence.
+    rows: its rows up to the end of the step.
+    kept: how many of them it keeps.
+    blocks: (blocks,), block numbers of its rows.
+    images: (rows,), which rows are images'.
+    by_kind: rows of images and others are chosen apart.
+    queries: rows of the step whose queries decide; None: the sequence keeps its last rows.
+    """
+
+    owner: str
+    rows: int
+    kept: Kept
+    blocks: NDArray[np.int64]
+    images: NDArray[np.bool_]
+    by_kind: bool
+    queries: tuple[int, int] | None
+
+
+def decisions(work: Sequence[Work]) -> list[Decision]:
+    """Return the sequences of a step that leave out rows."""
+    found = []
+    for item, end in zip(work, accumulate(item.count for item in work), strict=True):
+        if item.kept is None:
+            continue
+        seq, keep = item.seq, item.seq.keep
+        by_queries = keep is not None and keep.method != "window"
+        found.append(
+            Decision(
+                seq.id,
+                item.rows,
+                item.kept,
+                np.array(table(item)),
+                visual_rows(item),
+                keep is not None and keep.method in BY_KIND,
+                (end - item.stop + seq.decides_from(item.stop), end) if by_queries else None,
+            )
+        )
+    return found
+
+
 class KeptRows:
     """Remembers which rows sequences keep, from the step that decides until they are copied.
 
     config: shape of the decoder. memory: its keys and values.
+    ranks: the processes that have its heads. If some have the same KV head, each has some of its queries.
     """
 
-    def __init__(self, config: DecoderConfig, memory: DecoderMemory) -> None:
-        self._memory = memory
+    def __init__(self, config: DecoderConfig, memory: DecoderMemory, ranks: Ranks = ALONE) -> None:
+        self._memory, self._ranks = memory, ranks
         self._pool = memory.kv[0]  # the group without a window, which comes first
         layers = config.kv_groups[0].layers if config.kv_groups[0].window is None else ()
         self._places = {layer: place for place, layer in enumerate(layers)}
@@ -43,52 +91,47 @@ class KeptRows:
         self._scales = {layer: shape.scale for layer, shape in shapes.items() if isinstance(shape, Attention)}
         self._chosen: dict[str, Tensor] = {}
 
-    def watch(self, work: Sequence[Work]) -> Watch | None:
-        """Return an object that records queries of a step; None: nothing is decided in it that needs them."""
-        ends = accumulate(item.count for item in work)
-        rows = [
-            (item, slice(end - item.stop + item.seq.decides_from(item.stop), end))
-            for item, end in zip(work, ends, strict=True)
-            if item.kept is not None and item.seq.keep is not None and item.seq.keep.method != "window"
-        ]
-        return Watch(self._places, rows) if rows else None
+    def watch(self, made: Sequence[Decision]) -> Watch | None:
+        """Return an object that records queries of a step; None: no decision needs them."""
+        rows = [(each.owner, each.queries) for each in made if each.queries is not None]
+        return Watch(rows) if rows else None
 
-    def choose(self, work: Sequence[Work], watch: Watch | None) -> None:
+    def choose(self, made: Sequence[Decision], watch: Watch | None) -> None:
         """Decide what the sequences of a step keep.
 
         watch: has noted the step's queries.
         """
-        for item in work:
-            if item.kept is not None:
-                queries = {} if watch is None else watch.queries.get(item.seq.id, {})
-                self._chosen[item.seq.id] = self._rows_of(item, item.kept, queries)
+        for each in made:
+            queries = {} if watch is None else watch.queries.get(each.owner, {})
+            own = {layer: query for layer, query in queries.items() if layer in self._places}
+            self._chosen[each.owner] = self._rows_of(each, own)
 
-    def _rows_of(self, item: Work, kept: Kept, queries: dict[int, Tensor]) -> Tensor:
+    def _rows_of(self, made: Decision, queries: dict[int, Tensor]) -> Tensor:
         """Return the rows that a sequence keeps, (layers, Hkv, kept rows)."""
-        device, heads = self._pool.pages.device, self._pool.heads
+        device, heads, kept = self._pool.pages.device, self._pool.heads, made.kept
         if not queries:
-            last = torch.arange(item.rows - kept.rows + SINKS, item.rows, device=device)
+            last = torch.arange(made.rows - kept.rows + SINKS, made.rows, device=device)
             rows = torch.cat((torch.arange(SINKS, device=device), last))
             return rows.expand(len(self._places), heads, -1)
-        images = to_device(torch.from_numpy(visual_rows(item)), device)
-        divides = item.seq.keep is not None and item.seq.keep.method in BY_KIND
-        apart = images if divides else torch.zeros_like(images)
-        blocks = torch.as_tensor(table(item)[: -(-item.rows // self._pool.block_size)], device=device)
+        images = to_device(torch.from_numpy(made.images), device)
+        apart = images if made.by_kind else torch.zeros_like(images)
+        blocks = torch.as_tensor(made.blocks[: -(-made.rows // self._pool.block_size)], device=device)
         count = len(next(iter(queries.values())))
-        places = torch.arange(item.rows - count, item.rows, device=device)
+        places = torch.arange(made.rows - count, made.rows, device=device)
         chosen = []
         for layer, query in queries.items():
-            keys = gather(self._memory.layer_kv(layer), blocks, query.dtype).flatten(0, 1)[: item.rows, 0]
-            scores = spread(attention_scores(query, places, keys, self._scales[layer]), images)
-            chosen.append(best_rows(scores, apart, kept))
+            keys = gather(self._memory.layer_kv(layer), blocks, query.dtype).flatten(0, 1)[: made.rows, 0]
+            scores = self._ranks.add_heads(attention_scores(query, places, keys, self._scales[layer]))
+            chosen.append(best_rows(spread(scores, images), apart, kept))
         return torch.stack(chosen)
 
     def compact(self, move: Compaction) -> None:
         """Copy the rows that a sequence keeps to their blocks."""
         copy_rows(self._pool, move, self._chosen.pop(move.owner))
 
-    def forget(self, sequence_id: str) -> None:
-        self._chosen.pop(sequence_id, None)
+    def forget(self, sequence_id: str) -> bool:
+        """Forget what a sequence keeps. Returns whether something was known."""
+        return self._chosen.pop(sequence_id, None) is not None
 
 
 class Watch:
@@ -97,15 +140,14 @@ class Watch:
     queries: by sequence id and layer, (w, heads, head_dim), of the w tokens that decide.
     """
 
-    def __init__(self, layers: dict[int, int], rows: Sequence[tuple[Work, slice]]) -> None:
-        """layers: the layers whose queries are noted. rows: of each sequence."""
-        self._layers, self._rows = layers, rows
-        self.queries: dict[str, dict[int, Tensor]] = {item.seq.id: {} for item, _ in rows}
+    def __init__(self, rows: Sequence[tuple[str, tuple[int, int]]]) -> None:
+        """rows: rows of each sequence, first and end."""
+        self._rows = rows
+        self.queries: dict[str, dict[int, Tensor]] = {owner: {} for owner, _ in rows}
 
     def __call__(self, layer: int, query: Tensor) -> None:
-        if layer in self._layers:
-            for item, rows in self._rows:
-                self.queries[item.seq.id][layer] = query[rows].clone()
+        for owner, (first, last) in self._rows:
+            self.queries[owner][layer] = query[first:last].clone()
 
 
 def visual_rows(item: Work) -> NDArray[np.bool_]:

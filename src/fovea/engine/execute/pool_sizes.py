@@ -54,7 +54,7 @@ def pool_sizes(
     beside: bytes for each token that others need, for drafts.
     Raises ConfigError when not even one block or one window fits.
     """
-    decoder, size = model.decoder.config, config.kv.block_size
+    decoder, size = model.ranks.largest_share(model), config.kv.block_size
     group = decoder.window
     needed = 0 if group is None else _window_blocks(config, decoder, group)
     if config.kv.kv_blocks:
@@ -86,7 +86,9 @@ def pool_sizes(
 
 def block_bytes(config: EngineConfig, model: VisionLanguageModel) -> int:
     """Return the bytes of a block of all layers."""
-    token = model.decoder.config.kv_bytes_per_token(model.dtype.itemsize, pool_format(config, model))
+    token = model.ranks.largest_share(model).kv_bytes_per_token(
+        model.dtype.itemsize, pool_format(config, model)
+    )
     return token * config.kv.block_size
 
 
@@ -94,7 +96,7 @@ def pool_bytes(
     config: EngineConfig, model: VisionLanguageModel, sizes: PoolSizes, states: int, beside: int = 0
 ) -> int:
     """Return the bytes of the KV pools and of so many slots for states. beside: as in `pool_sizes`."""
-    decoder, kind = model.decoder.config, (model.dtype.itemsize, pool_format(config, model))
+    decoder, kind = model.ranks.largest_share(model), (model.dtype.itemsize, pool_format(config, model))
     windowed = 0 if decoder.window is None else decoder.window.bytes_per_token(*kind)
     whole = decoder.kv_bytes_per_token(*kind) - windowed + beside
     tokens = sizes.blocks * whole + sizes.window * windowed
@@ -137,7 +139,7 @@ def state_slots(config: EngineConfig, model: VisionLanguageModel, room: int | No
     room: bytes for KV and states; None: a share of the free memory.
     Raises ConfigError if there is no room for two: a sequence's own, and a checkpoint.
     """
-    decoder = model.decoder.config
+    decoder = model.ranks.largest_share(model)
     if not decoder.stateful:
         return 0
     slot = decoder.state_bytes(model.dtype.itemsize)
@@ -192,6 +194,8 @@ def _attends_in_place(model: VisionLanguageModel) -> bool:
 
 def graph_obstacle(model: VisionLanguageModel) -> str | None:
     """Return why the model's decode steps cannot be recorded as CUDA graphs; None: they can."""
+    if model.ranks.size > 1:
+        return "several processes compute the model together"
     if model.decoder.config.cross_layers:
         return "the model has cross-attention"
     if not _attends_in_place(model):

@@ -30,7 +30,7 @@ from fovea.engine.execute.block_moves import BlockMoves, move_streams
 from fovea.engine.execute.decode_rows import DecodeRows, PaddedDecodes, only_decodes
 from fovea.engine.execute.device_memory import free_unused, is_out_of_memory
 from fovea.engine.execute.encode_queue import EncodeQueue, EncodeResult
-from fovea.engine.execute.kept_rows import KeptRows
+from fovea.engine.execute.kept_rows import KeptRows, decisions
 from fovea.engine.execute.layer_drafter import LayerDrafter
 from fovea.engine.execute.model_drafter import ModelDrafter
 from fovea.engine.job import SequenceInputs
@@ -114,7 +114,9 @@ class Runner:
         pools = (blocks + scrap, window_blocks + scrap)[: len(config.kv_groups)]
         slots = state_slots + (scrap and config.stateful)
         self.memory = DecoderMemory.allocate(config, pools, block_size, slots, dtype, device, kv_format)
-        self.kept = KeptRows(config, self.memory)
+        self._ranks = model.ranks
+        self._ranks.announce("allocate", pools, block_size, slots, dtype, kv_format, host_blocks)
+        self.kept = KeptRows(config, self.memory, self._ranks)
         self.moves = BlockMoves(self.memory.kv, host_blocks, move_streams(device), self.kept.compact)
         self._prompts: dict[str, PromptArrays] = {}
         self._encoder = EncodeQueue(
@@ -196,7 +198,8 @@ class Runner:
 
     def remove(self, seq: Sequence) -> None:
         self._prompts.pop(seq.id, None)
-        self.kept.forget(seq.id)
+        if self.kept.forget(seq.id):
+            self._ranks.announce("forget", seq.id)
         self.sampler.remove(seq)
         if self._speculator is not None:
             self._safely(partial(self._speculator.remove, seq), None)
@@ -248,6 +251,7 @@ class Runner:
     def _launch(self, plan: StepPlan, encode_s: float) -> LaunchedStep:
         result = StepResult()
         if plan.moves:
+            self._ranks.announce("move", plan.moves)
             self.moves.run(plan.moves)
             if self._layer is not None:
                 self._safely(partial(self._layer.move, plan.moves), None)
@@ -293,7 +297,7 @@ class Runner:
             for place in prompt_rows(item)
         ]
         with forward_stage(work):
-            hidden, tapped = self._forward(work, rows + [row for _, _, row in scored])
+            hidden, tapped = self._forward_parts(work, rows + [row for _, _, row in scored])
         states = self._states(work, tapped)
         if scored:
             hidden, of_prompts = hidden[: len(rows)], hidden[len(rows) :]
@@ -438,16 +442,39 @@ class Runner:
     def _pixels(self, job: EncodeJob) -> ProcessedImage:
         return self._prompts[job.holders[0]].inputs.pixels[job.span.key]()
 
+    def _forward_parts(self, work: list[Work], rows: list[int]) -> tuple[Tensor, Tensor | None]:
+        """Compute a step as `_forward` does. With several stages, each computes another part at a time."""
+        if self._ranks.stages == 1:
+            return self._forward(work, rows)
+        firsts = dict(zip(map(id, work), accumulate((item.count for item in work), initial=0), strict=False))
+        results: list[Tensor] = []
+        taken: list[Tensor] = []
+        places: list[int] = []  # of the results in `rows`
+        numbers: list[int] = []  # of the computed rows in the step
+        for part in parts_of(work, self._ranks.stages):
+            part = by_length(part)
+            own = [firsts[id(item)] + row for item in part for row in range(item.count)]
+            found = {row: place for place, row in enumerate(own)}
+            wanted = [place for place, row in enumerate(rows) if row in found]
+            hidden, tapped = self._forward(part, [found[rows[place]] for place in wanted], whole=False)
+            results.append(hidden)
+            taken += [] if tapped is None else [tapped]
+            places += wanted
+            numbers += own
+        self._ranks.settle()
+        return in_order(results, places), in_order(taken, numbers) if taken else None
+
     def _forward(
-        self, work: list[Work], rows: list[int], on_device: Tensor | None = None
+        self, work: list[Work], rows: list[int], on_device: Tensor | None = None, *, whole: bool = True
     ) -> tuple[Tensor, Tensor | None]:
         """Compute a step. Returns the hidden states of `rows`, (len(rows), hidden), and what taps read.
 
         on_device: (len(work),), the tokens of a step that only decodes; None: the host knows them.
+        whole: it is a whole step, not a part of one.
         """
         device = self.model.device
-        deciding = [item for item in work if item.kept is not None]
-        decodes = self._rows.update(work) if only_decodes(work) and not deciding else None
+        deciding = decisions(work)
+        decodes = self._rows.update(work) if whole and only_decodes(work) and not deciding else None
         if decodes is not None:
             if self._padded is not None and (size := self._padded.padding.batch(decodes)):
                 return self._padded.run(size, decodes, on_device)
@@ -461,7 +488,7 @@ class Runner:
                 [prompt.positions_of(item.start, item.stop) for prompt, item in prompts], axis=-1
             )
         tokens = to_device(torch.from_numpy(ids), device) if on_device is None else on_device
-        watch = self.kept.watch(work) if deciding else None
+        watch = self.kept.watch(deciding)
         taps = self._taps()
         x = self.model.decoder.embed(tokens)
         if visual_rows is not None and embeds is not None:
@@ -480,7 +507,8 @@ class Runner:
             taps,
         )
         if deciding:
-            self.kept.choose(work, watch)
+            self._ranks.announce("choose", deciding)
+            self.kept.choose(deciding, watch)
         return hidden, None if taps is None else taps.joined
 
     def _taps(self) -> Taps | None:
@@ -575,6 +603,35 @@ class LaunchedStep:
         elif self._finish is not None:
             self._finish()
         return self._result
+
+
+def in_order(parts: Seq[Tensor], numbers: list[int]) -> Tensor:
+    """Join the rows of parts, and put them in the order of their numbers."""
+    rows = parts[0] if len(parts) == 1 else torch.cat(list(parts))
+    if numbers == sorted(numbers):
+        return rows
+    return rows[torch.tensor(numbers, device=rows.device).argsort()]
+
+
+def parts_of(work: Seq[Work], count: int) -> list[list[Work]]:
+    """Divide the work of a step into up to `count` parts of about as many rows each.
+
+    All work of a sequence is in one part, so a long chunk is a part by itself.
+    """
+    sequences: dict[str, list[Work]] = {}
+    for item in work:
+        sequences.setdefault(item.seq.id, []).append(item)
+    rows = sum(item.count for item in work)
+    parts: list[list[Work]] = [[]]
+    filled = 0
+    for items in sequences.values():
+        own = sum(item.count for item in items)
+        # The next part begins where the middle of this sequence is beyond the end of the part.
+        if parts[-1] and len(parts) < count and filled + own / 2 > rows * len(parts) / count:
+            parts.append([])
+        parts[-1] += items
+        filled += own
+    return parts
 
 
 def forward_stage(work: Seq[Work]) -> AbstractContextManager[None]:

@@ -98,10 +98,12 @@ class ShortConv:
 
     kernel: width of the convolution in tokens.
     bias: whether the convolution and both projections have biases.
+    channels: channels of the convolution; 0: as many as the decoder is wide.
     """
 
     kernel: int
     bias: bool = False
+    channels: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +111,15 @@ class CrossAttention:
     """Attention of text to the states of images, which lie outside of the prompt (Llama 3.2 Vision).
 
     heads, kv_heads, head_dim, scale: see `Attention`. Queries and keys are normalised and not rotated.
+    read: first KV head that the queries attend to, and the one after the last; None: all. The driver of
+        several processes computes all keys and values of an image, and each process attends to some.
     """
 
     heads: int
     kv_heads: int
     head_dim: int
     scale: float
+    read: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +239,8 @@ class DecoderConfig:
     per_layer: the per-layer embeddings; None: there are none.
     extra_embeddings: rows of the embedding table after those of the vocabulary. Prompts may hold their ids,
         and no answer does.
+    stage: number of the first layer that this process computes, and of the one after the last; None: all.
+        Layers have the same numbers in all processes. Only those of the stage have weights and memory.
     """
 
     vocab_size: int
@@ -250,6 +257,12 @@ class DecoderConfig:
     logit_cap: float = 0.0
     per_layer: PerLayer | None = None
     extra_embeddings: int = 0
+    stage: tuple[int, int] | None = None
+
+    @property
+    def own_layers(self) -> range:
+        """Numbers of the layers that this process computes."""
+        return range(len(self.layers)) if self.stage is None else range(*self.stage)
 
     @property
     def kv_groups(self) -> tuple[KVGroup, ...]:
@@ -258,10 +271,11 @@ class DecoderConfig:
         Raises UnsupportedModel if the layers need other groups.
         """
         found: dict[tuple[int | None, Heads, bool], list[int]] = {}
+        own = self.own_layers
         for number, layer in enumerate(self.layers):
             if isinstance(mixer := layer.mixer, Attention) and mixer.source is None:
                 heads = Heads(mixer.heads, mixer.kv_heads, mixer.head_dim)
-                found.setdefault((mixer.window, heads, mixer.causal), []).append(number)
+                found.setdefault((mixer.window, heads, mixer.causal), []).extend([number] * (number in own))
         groups = [KVGroup(tuple(layers), *kind) for kind, layers in found.items()]
         groups.sort(key=lambda group: group.window is not None)
         if groups[0].window is not None:
@@ -279,15 +293,18 @@ class DecoderConfig:
 
         It is (number of the KV group, number in the group) for attention, and for other mixers their number
         among the layers with a state, or among those with cross-attention. A layer that reads keys and values
-        of another has the other's place.
+        of another has the other's place. A layer of another stage has none, -1.
         """
+        own = self.own_layers
         places: dict[int, tuple[int, int] | int] = {}
         for group_number, group in enumerate(self.kv_groups):
             places |= {layer: (group_number, number) for number, layer in enumerate(group.layers)}
         states, cross = count(), count()
         for number, layer in enumerate(self.layers):
             if isinstance(layer.mixer, CrossAttention):
-                places[number] = next(cross)
+                places[number] = next(cross)  # also of other stages: images have the states of all layers
+            elif number not in own:
+                places[number] = -1
             elif isinstance(layer.mixer, Attention) and layer.mixer.source is not None:
                 places[number] = places[layer.mixer.source]
             elif number not in places:
@@ -351,10 +368,10 @@ class DecoderConfig:
         tensor is float32, whatever the model's type is.
         """
         shapes: list[tuple[tuple[tuple[int, ...], bool], ...]] = []
-        for layer in self.layers:
-            mixer = layer.mixer
+        for number in self.own_layers:
+            mixer = self.layers[number].mixer
             if isinstance(mixer, ShortConv):
-                shapes.append((((mixer.kernel - 1, self.hidden), False),))
+                shapes.append((((mixer.kernel - 1, mixer.channels or self.hidden), False),))
             elif isinstance(mixer, GatedDelta):
                 matrix = (mixer.value_heads, mixer.key_dim, mixer.value_dim)
                 shapes.append((((mixer.kernel - 1, mixer.channels), False), (matrix, True)))

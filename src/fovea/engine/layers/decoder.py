@@ -17,19 +17,30 @@ from fovea.engine.layers.experts import ExpertLinear, ExpertsBlock
 from fovea.engine.layers.layer import CrossLayer, Layer, PerLayerEmbeddings
 from fovea.engine.layers.linear import Embedding, Linear, RMSNorm
 from fovea.engine.layers.mixers import QueryKeyValue, RotaryAngles
+from fovea.engine.layers.ranks import ALONE, Ranks
 from fovea.engine.layers.step import DecoderMemory, DecoderPlan, ImageRows, Step, Taps
 from fovea.kernels.base import Kernels, Stack, StackShape
 from fovea.kernels.codes import Format
 
 
 class Decoder(nn.Module):
-    """The decoder's embedding table, layers, final norm and rotary positions."""
+    """The decoder's embedding table, layers, final norm and rotary positions.
+
+    ranks: the processes that compute it together. Layers of other stages have no weights here.
+    """
+
+    ranks: Ranks = ALONE
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
         self.embed_tokens = Embedding(config.vocab_size + config.extra_embeddings, config.hidden)
-        self.layers = nn.ModuleList(build_layer(config, n) for n in range(len(config.layers)))
+        self.layers = nn.ModuleList(
+            build_layer(config, number)
+            if number in config.own_layers or isinstance(layer.mixer, CrossAttention)
+            else nn.Identity()
+            for number, layer in enumerate(config.layers)
+        )
         self.norm = RMSNorm(config.hidden, config.eps, centered=config.centered_norms)
         self.rotary = nn.ModuleList(RotaryAngles(rotary) for rotary in config.rotaries)
         self.per_layer = (
@@ -85,11 +96,31 @@ class Decoder(nn.Module):
         watch, taps: see `Step`.
         """
         if taps is not None and read is not None and taps.layers[-1] == len(self.layers):
-            whole: Tensor = self(
+            whole = self.forward(
                 x, positions, memory, plan, visual_rows, deepstack, None, per_layer, images, watch, taps
             )
             return whole[read]
         scale = self.query_scale(positions, x.dtype)
+        x = self._run_all(
+            x, positions, memory, plan, scale, visual_rows, deepstack, read, per_layer, images, watch, taps
+        )
+        return self.ranks.bring(x, len(self.layers), now=taps is not None)
+
+    def _run_all(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        memory: DecoderMemory,
+        plan: DecoderPlan,
+        scale: Tensor | None,
+        visual_rows: Tensor | None,
+        deepstack: Sequence[Tensor],
+        read: Tensor | None,
+        per_layer: Tensor | None,
+        images: tuple[ImageRows, ...],
+        watch: Callable[[int, Tensor], None] | None,
+        taps: Taps | None,
+    ) -> Tensor:
         step = Step(self.angles(positions, x.dtype), plan, memory, scale, per_layer, images, watch, taps)
         first = 0
         if visual_rows is not None:
@@ -106,7 +137,7 @@ class Decoder(nn.Module):
             first, step, read = self.config.writing_layers, step.of_read_rows(read), None
         x = self.run(x, first, last, step, read)
         if taps is not None and taps.layers[-1] == last:
-            taps.taken.append(x)
+            taps.taken.append(self.ranks.bring(x, last, now=True))
         return x
 
     def query_scale(self, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
@@ -128,7 +159,7 @@ class Decoder(nn.Module):
         for tap in () if step.taps is None else step.taps.layers:
             if first <= tap < last:
                 x, first = self._run(x, first, tap, step), tap
-                step.taps.taken.append(x)  # type: ignore[union-attr]
+                step.taps.taken.append(self.ranks.bring(x, tap, now=True))  # type: ignore[union-attr]
         return self._run(x, first, last, step, read)
 
     def _run(self, x: Tensor, first: int, last: int, step: Step, read: Tensor | None = None) -> Tensor:
@@ -137,8 +168,13 @@ class Decoder(nn.Module):
         if self._stack is not None and step.query_scale is None and step.watch is None:
             (pool,), (attention,), (angles,) = step.memory.kv, step.plan.attention, step.angles
             return self._stack(x, first, last, *angles, pool.kv, attention, read)
+        own = self.config.own_layers
         for index in range(first, last):
-            x = self.layers[index](x, step, read if index == last - 1 else None)
+            x, rows = self.ranks.enter(x, index), read if index == last - 1 else None
+            if index in own:
+                x = self.layers[index](x, step, rows)
+            elif rows is not None:  # another stage computes them, and only their number counts here
+                x = x[rows]
         return x
 
     def balance_keys(self, wanted: bool) -> None:
@@ -147,12 +183,15 @@ class Decoder(nn.Module):
             if isinstance(module, QueryKeyValue):
                 module.balances = wanted
 
-    def use_stack(self, kernels: Kernels) -> None:
-        """Run the layers as one call, or at least the experts of each layer, if the kernels can."""
-        for layer in cast("Sequence[Layer]", self.layers):
-            if isinstance(layer.mlp, ExpertsBlock):
-                layer.mlp.use_mixture(kernels)
-        shape = self._stack_shape()
+    def use_stack(self, kernels: Kernels, *, whole: bool = True) -> None:
+        """Run the layers as one call, or at least the experts of each layer, if the kernels can.
+
+        whole: this process has all of each layer. Otherwise sums over processes interrupt the layers.
+        """
+        for layer in self.modules():
+            if isinstance(layer, ExpertsBlock):
+                layer.use_mixture(kernels)
+        shape = self._stack_shape() if whole else None
         on_cpu = self.embed_tokens.weight.device.type == "cpu"
         if shape is not None and (on_cpu or self.config.query_scaling is None):
             layers = cast("Sequence[Layer]", self.layers)
@@ -208,12 +247,16 @@ def build_layer(config: DecoderConfig, number: int) -> nn.Module:
 
 
 class LanguageHead(nn.Module):
-    """The language head: hidden states to logits. A tied head shares its weight with the embedding table."""
+    """The language head: hidden states to logits. A tied head shares its weight with the embedding table.
 
-    def __init__(self, config: DecoderConfig) -> None:
+    ranks: the processes that divide its rows, unless it is tied.
+    """
+
+    def __init__(self, config: DecoderConfig, ranks: Ranks = ALONE) -> None:
         super().__init__()
-        self.tied, self.cap = config.tied, config.logit_cap
-        self.lm_head = Linear(config.hidden, config.vocab_size if not config.tied else 0, bias=False)
+        self.tied, self.cap, self.ranks = config.tied, config.logit_cap, ranks
+        first, last = ranks.head_rows(config)
+        self.lm_head = Linear(config.hidden, 0 if config.tied else last - first, bias=False)
 
     def tie(self, embedding: Embedding, kernels: Kernels, format: Format | None, *, copy: bool) -> None:
         """Share the weight of the embedding table.
@@ -237,4 +280,6 @@ class LanguageHead(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Logits of hidden states: (rows, hidden) to float32 (rows, vocabulary)."""
         logits: Tensor = self.lm_head(x).float()
+        if not self.tied:
+            logits = self.ranks.join_logits(logits)
         return logits if not self.cap else torch.tanh(logits / self.cap) * self.cap

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from fovea.engine.layers.config import Experts
 from fovea.engine.layers.linear import GatedMLP, Linear, RMSNorm, UnitNorm, parameter
+from fovea.engine.layers.ranks import ALONE, Ranks
 from fovea.kernels.activation import finish
 from fovea.kernels.base import GroupedProduct, Kernels, Mixture, Product
 from fovea.kernels.codes import Format
@@ -205,9 +206,11 @@ class ExpertsBlock(nn.Module):
     """A feed-forward block of experts: residual + sum of weight * expert(x) over the chosen experts.
 
     mixture: the experts as one call of the kernels; None: `ExpertBank.mix` computes them.
+    ranks: the processes of which each has a part of every expert's width, see `Linear`.
     """
 
     kernels: Kernels = PLAIN
+    ranks: Ranks = ALONE
 
     def __init__(self, hidden: int, config: Experts) -> None:
         super().__init__()
@@ -232,6 +235,11 @@ class ExpertsBlock(nn.Module):
         self.mixture = kernels.mixture(first, second, self.active)
 
     def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        if self.ranks is not ALONE:
+            return self.ranks.add(self._sum(x, self.ranks.own(residual)))
+        return self._sum(x, residual)
+
+    def _sum(self, x: Tensor, residual: Tensor | None) -> Tensor:
         shared = None if self.shared_expert is None else self.shared_expert(x, None)
         gate, logits, opening, opened = self.shared_expert_gate, self.gate(x), None, None
         if gate is not None:
@@ -272,7 +280,12 @@ class ScaledRouter(nn.Module):
 
 
 class DenseBesideExperts(nn.Module):
-    """A dense block and experts that compute the same rows, each between norms of its own (Gemma 4)."""
+    """A dense block and experts that compute the same rows, each between norms of its own (Gemma 4).
+
+    ranks: the processes of which each has a part of every expert's width, see `Linear`.
+    """
+
+    ranks: Ranks = ALONE
 
     def __init__(self, hidden: int, config: Experts, eps: float) -> None:
         super().__init__()
@@ -285,6 +298,6 @@ class DenseBesideExperts(nn.Module):
     def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """x: (T, hidden), rows before all norms."""
         out: Tensor = self.dense_output_norm(self.dense(self.dense_norm(x), None))
-        mixed = self.experts.mix(self.experts_norm(x), *self.router(x))
+        mixed = self.ranks.add(self.experts.mix(self.experts_norm(x), *self.router(x)))
         out += self.experts_output_norm(mixed)
         return out if residual is None else residual + out

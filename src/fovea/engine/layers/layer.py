@@ -208,8 +208,9 @@ class CrossAttentionMixer(nn.Module):
         """
         query = self.q_norm(self.q_proj(x).view(len(x), self.shape.heads, self.shape.head_dim))
         parts, first = [], 0
+        heads = slice(*(self.shape.read or (None, None)))
         for run in runs:
-            part, kv = query[first : first + len(run.rows)], run.keys_values[place][None]
+            part, kv = query[first : first + len(run.rows)], run.keys_values[place][None, :, :, heads]
             parts.append(self.kernels.attend(part, kv, run.plan, self.shape.scale))
             first += len(run.rows)
         mixed = parts[0] if len(parts) == 1 else torch.cat(parts)

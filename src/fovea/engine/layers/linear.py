@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fovea.engine.layers.ranks import ALONE, Ranks
 from fovea.kernels.activation import check_activation, finish
 from fovea.kernels.base import Kernels, Product, TableProduct
 from fovea.kernels.codes import Codes, Format
@@ -25,7 +26,11 @@ class Linear(nn.Module):
     activation: name of the activation; None: none.
     gated: the activation is applied to the first half of the outputs, which then scales the second half. So y
         is half as wide.
+    ranks: the processes of which each multiplies some columns of x with its columns of W. y is the sum of
+        their results. Only the first has a bias, and adds the residual.
     """
+
+    ranks: Ranks = ALONE
 
     def __init__(
         self,
@@ -47,6 +52,11 @@ class Linear(nn.Module):
         self.codes: list[Codes] = []
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        if self.ranks is not ALONE:
+            return self.ranks.add(self._product(x, self.ranks.own(residual)))
+        return self._product(x, residual)
+
+    def _product(self, x: Tensor, residual: Tensor | None) -> Tensor:
         if self.product is not None:
             return self.product(x, residual)
         y = functional.linear(x, self.weight, self.bias)

@@ -332,9 +332,10 @@ class ConvMixer(nn.Module):
     def __init__(self, config: DecoderConfig, shape: ShortConv, number: int) -> None:
         super().__init__()
         self.number = number
-        self.in_proj = Linear(config.hidden, 3 * config.hidden, bias=shape.bias)
-        self.conv = Convolution(config.hidden, shape.kernel, bias=shape.bias)
-        self.out_proj = Linear(config.hidden, config.hidden, bias=shape.bias)
+        channels = shape.channels or config.hidden
+        self.in_proj = Linear(config.hidden, 3 * channels, bias=shape.bias)
+        self.conv = Convolution(channels, shape.kernel, bias=shape.bias)
+        self.out_proj = Linear(channels, config.hidden, bias=shape.bias)
 
     def project(self, x: Tensor) -> Tensor:
         return self.in_proj(x)  # type: ignore[no-any-return]

@@ -15,6 +15,7 @@ from fovea.core.errors import UnsupportedModel
 from fovea.engine.layers.config import DecoderConfig
 from fovea.engine.layers.decoder import Decoder, LanguageHead
 from fovea.engine.layers.linear import LayerNorm, Linear, checkpoint_targets, use_kernels
+from fovea.engine.layers.ranks import ALONE, current_ranks
 from fovea.engine.models.targets import FusedTensor
 from fovea.engine.models.text import Renames, decoder_config
 from fovea.engine.vision.any_size import AnySizeTower
@@ -76,6 +77,8 @@ class VisionLanguageModel(nn.Module, ABC):
     ignored: regular expressions of canonical checkpoint names (`targets.canonical`) that this model does not
         load.
     renames: further changes of names, see `targets.canonical`.
+    ranks: the processes that compute the decoder together.
+    whole: the shape of the whole decoder. That of `decoder` is the share of this process.
     """
 
     ignored: tuple[str, ...] = ()
@@ -91,8 +94,10 @@ class VisionLanguageModel(nn.Module, ABC):
         """
         super().__init__()
         shape = decoder or decoder_config(config.text_config, tied=bool(config.tie_word_embeddings))
-        self.decoder = Decoder(shape)
-        self.head = LanguageHead(shape)
+        self.ranks = current_ranks()
+        self.whole = shape
+        self.decoder = Decoder(self.ranks.share(shape))
+        self.head = LanguageHead(shape, self.ranks)
         self.image_token_id: int | None = config.image_token_id if hasattr(config, "vision_config") else None
         self.video_token_id: int | None = None
         self.merge = merge
@@ -186,7 +191,7 @@ class VisionLanguageModel(nn.Module, ABC):
             small = 0 < table.weight.numel() <= TIED_HEAD_PACK_SHARE * parameters
             self.head.tie(table, kernels, head, copy=small)
         use_kernels(self, kernels)
-        self.decoder.use_stack(kernels)
+        self.decoder.use_stack(kernels, whole=self.ranks is ALONE)
 
     def encoder_modules(self) -> list[nn.Module]:
         """Return the modules between pixels and visual tokens, projector included."""

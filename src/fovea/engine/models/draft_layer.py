@@ -101,7 +101,7 @@ class MTPLayer(DraftLayer):
     """A layer of the target's own kind, after a map that joins embedding and states."""
 
     def __init__(self, target: VisionLanguageModel) -> None:
-        whole = target.decoder.config
+        whole = target.whole
         layer = next(each for each in whole.layers if isinstance(each.mixer, Attention))
         config = DecoderConfig(
             vocab_size=whole.vocab_size,

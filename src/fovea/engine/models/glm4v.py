@@ -47,7 +47,7 @@ class Glm4v(VisionLanguageModel):
     def fused_tensors(self) -> Mapping[str, FusedTensor]:
         """Gate and up of the decoder's MLPs, which checkpoints store as one tensor."""
         fused = {}
-        for number, layer in enumerate(self.decoder.config.layers):
+        for number, layer in enumerate(self.whole.layers):
             assert isinstance(layer.feed_forward, Dense)
             path, rows = f"decoder.layers.{number}.mlp.", layer.feed_forward.intermediate
             name = f"{path}gate_up_proj.weight"

@@ -213,7 +213,7 @@ class InternVL(VisionLanguageModel):
         return {fused.name: fused for fused in self._fused()}
 
     def _fused(self) -> Iterator[FusedTensor]:
-        width, decoder = self.vision.config.hidden, self.decoder.config
+        width, decoder = self.vision.config.hidden, self.whole
         heads = decoder.attention_heads
         shared = heads.query // heads.kv * heads.dim
         for kind in ("weight", "bias"):

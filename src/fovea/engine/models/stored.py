@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from fovea.core.errors import CheckpointError
 from fovea.engine.files import named_file, read_json
-from fovea.engine.models.targets import TensorEntry
+from fovea.engine.models.targets import Cut, TensorEntry
 from fovea.kernels.codes import Codes
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -37,6 +39,10 @@ STORED_TYPES = DTYPES | {
 """Types of the tensors of a safetensors file that can be read."""
 ORIGINAL_NAME = "consolidated"
 """Beginning of the names of Mistral's own files, which its repositories hold beside those of transformers."""
+SHORT_RUN = 4096
+"""Parts of rows that are shorter than this many bytes are read together with what lies between them."""
+BUFFER_BYTES = 16 << 20
+"""Bytes that are read together then."""
 MAX_HEADER = 100 * 1024 * 1024
 """Largest header of a safetensors file that is read, in bytes."""
 
@@ -63,6 +69,14 @@ class StoredWeights(Protocol):
         """Fill `target`, of the entry's shape and any type, with the values.
 
         file: number of the file in `files`.
+        Raises CheckpointError if they cannot be read.
+        """
+        ...
+
+    def read_part(self, file: int, entry: TensorEntry, target: Tensor, cut: Cut) -> int:
+        """Fill `target` with a part of the values. Returns how many bytes of the file were read for it.
+
+        target: shaped as the entry, with `cut.count` numbers along its axis.
         Raises CheckpointError if they cannot be read.
         """
         ...
@@ -98,15 +112,56 @@ class SafetensorsWeights:
         dtype = STORED_TYPES[entry.dtype]
         direct = target.dtype is dtype and target.device.type == "cpu" and target.is_contiguous()
         buffer = target if direct else torch.empty(target.shape, dtype=dtype)
-        if file not in self._open:
-            self._open[file] = self.paths[file].open("rb")
-        source = self._open[file]
-        source.seek(self._headers[file][1] + entry.start)
-        view = memoryview(buffer.reshape(-1).view(torch.uint8).numpy().data)
-        if len(view) != entry.stop - entry.start or source.readinto(view) != len(view):  # type: ignore[attr-defined]
+        if buffer.nbytes != entry.stop - entry.start:
             raise CheckpointError(f"{self.paths[file]}: {entry.name} is truncated")
+        self._read(file, entry, 0, buffer)
         if not direct:
             target.copy_(buffer)
+
+    def read_part(self, file: int, entry: TensorEntry, target: Tensor, cut: Cut) -> int:
+        dtype, shape = STORED_TYPES[entry.dtype], entry.shape
+        assert shape is not None
+        before, after = prod(shape[: cut.axis]), prod(shape[cut.axis + 1 :])
+        size, unit = shape[cut.axis], after * dtype.itemsize
+        if before * size * unit != entry.stop - entry.start:
+            raise CheckpointError(f"{self.paths[file]}: {entry.name} is truncated")
+        buffer = torch.empty((before, cut.count, after), dtype=dtype)
+        if unit * min(stop - start for start, stop in cut.runs) < SHORT_RUN and before > 1:
+            total = self._read_wide(file, entry, buffer, size, cut)
+        else:
+            total = buffer.nbytes
+            for number, rows in enumerate(buffer):
+                place = 0
+                for start, stop in cut.runs:
+                    part = rows[place : place + stop - start]
+                    self._read(file, entry, (number * size + start) * unit, part)
+                    place += stop - start
+        target.copy_(buffer.view(target.shape))
+        return total
+
+    def _read_wide(self, file: int, entry: TensorEntry, buffer: Tensor, size: int, cut: Cut) -> int:
+        """Read everything between the parts, too, some rows at a time. size: length of the axis."""
+        before, _, after = buffer.shape
+        row = size * after * buffer.dtype.itemsize
+        step = max(1, BUFFER_BYTES // row)
+        for first in range(0, before, step):
+            rows = torch.empty((min(step, before - first), size, after), dtype=buffer.dtype)
+            self._read(file, entry, first * row, rows)
+            parts = [rows[:, start:stop] for start, stop in cut.runs]
+            buffer[first : first + step] = torch.cat(parts, 1)
+        return before * row
+
+    def _read(self, file: int, entry: TensorEntry, offset: int, buffer: Tensor) -> None:
+        """Fill a contiguous buffer with bytes of a tensor from `offset` on."""
+        if file not in self._open:
+            self._open[file] = self.paths[file].open("rb", buffering=0)
+        left = memoryview(buffer.reshape(-1).view(torch.uint8).numpy().data)
+        place = self._headers[file][1] + entry.start + offset
+        while left:
+            count = os.preadv(self._open[file].fileno(), [left], place)
+            if not count:
+                raise CheckpointError(f"{self.paths[file]}: {entry.name} is truncated")
+            left, place = left[count:], place + count
 
     def codes(self, file: int, entry: TensorEntry) -> Codes:
         raise CheckpointError(f"{self.paths[file]}: {entry.name} has no codes")
@@ -210,6 +265,17 @@ def _entry(name: str, item: dict[str, Any]) -> TensorEntry:
     if not isinstance(dtype, str) or any(type(n) is not int or n < 0 for n in numbers) or stop < start:
         raise ValueError(f"tensor {name!r} has no usable type, shape or place")
     return TensorEntry(name, dtype, tuple(shape), start, stop)
+
+
+def read_whole(stored: StoredWeights, file: int, entry: TensorEntry, target: Tensor, cut: Cut) -> int:
+    """Fill `target` with a part of a tensor that is read as a whole. See `StoredWeights.read_part`."""
+    shape = list(target.shape)
+    shape[cut.axis] = cut.size
+    buffer = torch.empty(shape, dtype=target.dtype)
+    stored.read(file, entry, buffer)
+    parts = [buffer.narrow(cut.axis, start, stop - start) for start, stop in cut.runs]
+    target.copy_(torch.cat(parts, cut.axis))
+    return entry.stop - entry.start
 
 
 def common_dtype(entries: Iterable[TensorEntry]) -> torch.dtype:

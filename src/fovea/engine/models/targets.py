@@ -173,6 +173,34 @@ class TensorEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """The part of a checkpoint's tensor that a process has.
+
+    axis: the axis along which the tensor is divided.
+    runs: the parts of this axis, (start, stop), which follow each other in the process' own tensor.
+    size: length of the axis in the checkpoint.
+    """
+
+    axis: int
+    runs: tuple[tuple[int, int], ...]
+    size: int
+
+    @property
+    def count(self) -> int:
+        """Length of the axis in the process' own tensor."""
+        return sum(stop - start for start, stop in self.runs)
+
+    def whole(self, shape: Shape) -> Shape:
+        """Return the shape of the checkpoint's tensor. shape: that of the process' own.
+
+        Views may divide the axis into several.
+        """
+        own = list(shape)
+        own[self.axis] = own[self.axis] * self.size // self.count
+        return tuple(own)
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """A target, or the rows of one expert in it.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +18,13 @@ from fovea.core.errors import CheckpointError
 from fovea.engine.layers.linear import Embedding, Linear, PatchLinear
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.stored import StoredWeights
-from fovea.engine.models.targets import NOTHING_FUSED, Assignment, Fill, FusedTensor, Piece, assign
+from fovea.engine.models.targets import NOTHING_FUSED, Assignment, Cut, Fill, FusedTensor, Piece, assign
 from fovea.kernels.base import Kernels
 from fovea.kernels.codes import Codes, Format
 from fovea.kernels.float8 import FP8
 from fovea.kernels.quantize import INT4, INT8
+
+NOTHING_CUT: Mapping[str, Cut] = MappingProxyType({})
 
 
 def load_weights(
@@ -31,6 +34,7 @@ def load_weights(
     packer: Packer | None = None,
     renames: Iterable[tuple[str, str]] = (),
     fused: Mapping[str, FusedTensor] = NOTHING_FUSED,
+    cuts: Mapping[str, Cut] = NOTHING_CUT,
 ) -> int:
     """Fill every target from the stored tensors, and return the number of bytes read.
 
@@ -40,12 +44,14 @@ def load_weights(
     ignored, renames, fused: see `targets.assign`.
     packer: packs each layer when its tensors are loaded, and takes codes of quantized tensors as they are;
         None: every target gets its values.
+    cuts: the parts of targets that this process has, by canonical name. Other targets are whole.
 
     Raises CheckpointError for a tensor that is missing, unknown or repeated, or has a wrong shape or is not a
     float.
     """
     storage = dict(targets)
     shapes = {name: tuple(tensor.shape) for name, tensor in storage.items()}
+    shapes |= {name: cut.whole(shapes[name]) for name, cut in cuts.items()}
     assignment = assign(stored.files, shapes, ignored, renames, fused)
     expect_complete(assignment)
     if packer is not None:
@@ -56,10 +62,14 @@ def load_weights(
     total = 0
     try:
         for fill in assignment.fills:
-            total += fill.entry.stop - fill.entry.start
-            if packer is None or not _hand_over(stored, fill, packer):
+            size = fill.entry.stop - fill.entry.start
+            if packer is None or not _hand_over(stored, fill, packer, cuts):
                 # The views end with the call: a target that is filled must be free to give its memory back.
-                _fill([piece.of(storage[piece.target]) for piece in fill.pieces], fill, stored)
+                if any(piece.target in cuts for piece in fill.pieces):
+                    size = _fill_parts(storage, fill, stored, cuts)
+                else:
+                    _fill([piece.of(storage[piece.target]) for piece in fill.pieces], fill, stored)
+            total += size
             for piece in fill.pieces:
                 missing[piece.target] -= 1
                 if not missing[piece.target]:
@@ -213,19 +223,98 @@ def _whole(fill: Fill) -> tuple[Piece, ...]:
     return fill.pieces if whole and not fill.transposed else ()
 
 
-def _hand_over(stored: StoredWeights, fill: Fill, packer: Packer) -> bool:
+def _hand_over(stored: StoredWeights, fill: Fill, packer: Packer, cuts: Mapping[str, Cut]) -> bool:
     """Give the codes of a tensor to the packer, if it wants them. Returns whether it did."""
     entry, fused = fill.entry, fill.fused
     if not entry.coded or not all(packer.takes(piece.target) for piece in fill.pieces):
         return False
     codes = stored.codes(fill.file, entry)
     if fused is None:
-        packer.take(fill.pieces[0].target, codes)
+        target = fill.pieces[0].target
+        packer.take(target, codes if target not in cuts else _codes_part(codes, cuts[target], entry.name))
         return True
-    numbers = torch.arange(fused.rows)
-    for piece, (_, rows) in zip(fill.pieces, fused.split(numbers), strict=True):
+    for piece, rows in zip(fill.pieces, _own_rows(fused, fill.pieces, cuts), strict=True):
         packer.take(piece.target, codes.rows(rows))
     return True
+
+
+def _codes_part(codes: Codes, cut: Cut, name: str) -> Codes:
+    """Return the codes of a part of a weight. Raises CheckpointError if the cut divides a group."""
+    if cut.axis == 0:
+        return codes.rows(torch.cat([torch.arange(*run) for run in cut.runs]))
+    try:
+        (run,) = cut.runs
+        return codes.columns(*run)
+    except ValueError as error:
+        raise CheckpointError(
+            f"{name} cannot be divided among processes: {error}; accepted: a smaller tensor_parallel, or "
+            "quantization dequantize"
+        ) from None
+
+
+def _own_rows(fused: FusedTensor, pieces: Iterable[Piece], cuts: Mapping[str, Cut]) -> list[Tensor]:
+    """Return, for each part of a fused tensor, the numbers of its rows that this process has."""
+    found = []
+    for piece, (_, rows) in zip(pieces, fused.split(torch.arange(fused.rows)), strict=True):
+        cut = cuts.get(piece.target)
+        found.append(rows if cut is None else torch.cat([rows[slice(*run)] for run in cut.runs]))
+    return found
+
+
+def _fill_parts(
+    storage: Mapping[str, Tensor], fill: Fill, stored: StoredWeights, cuts: Mapping[str, Cut]
+) -> int:
+    """Read the parts of one tensor that this process has. Returns the bytes of the file that were read."""
+    entry, fused = fill.entry, fill.fused
+    shape = entry.shape
+    assert shape is not None
+    if fused is None:
+        target, cut = _part_of(fill.pieces[0], storage, cuts)
+        if fill.transposed:
+            target, cut = target.transpose(1, 2), Cut(3 - cut.axis, cut.runs, cut.size)
+        own = list(shape)
+        own[cut.axis] = cut.count
+        if tuple(own) == tuple(target.shape):
+            return stored.read_part(fill.file, entry, target, cut)
+        # The target is a view of its storage with other axes than the file's.
+        buffer = torch.empty(own, dtype=target.dtype)
+        total = stored.read_part(fill.file, entry, buffer, cut)
+        target.copy_(buffer.view(target.shape))
+        return total
+    # The rows of all parts are read in the order of the file, and given to the parts.
+    rows = _own_rows(fused, fill.pieces, cuts)
+    order = torch.cat(rows).sort().values
+    target = storage[fill.pieces[0].target]
+    buffer = torch.empty((len(order), *shape[1:]), dtype=target.dtype)
+    total = stored.read_part(fill.file, entry, buffer, Cut(0, _runs(order.tolist()), fused.rows))
+    for piece, own_rows in zip(fill.pieces, rows, strict=True):
+        view = storage[piece.target]
+        view.copy_(buffer[torch.searchsorted(order, own_rows)].view(view.shape))
+    return total
+
+
+def _part_of(piece: Piece, storage: Mapping[str, Tensor], cuts: Mapping[str, Cut]) -> tuple[Tensor, Cut]:
+    """Return the storage for this process' part of a piece, and the part."""
+    target, cut = storage[piece.target], cuts[piece.target]
+    if piece.expert is None:
+        return target, cut
+    matrix = target[piece.expert]
+    if cut.axis == 2:
+        return matrix, Cut(1, cut.runs, cut.size)
+    half = len(matrix) // 2  # gates come first, and then the other half of the block
+    first = half if piece.first else 0
+    return matrix[first : first + half], Cut(0, cut.runs[:1], cut.size // 2)
+
+
+def _runs(numbers: list[int]) -> tuple[tuple[int, int], ...]:
+    """Return the runs of consecutive numbers, (first, last + 1). numbers: ascending."""
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number:
+            found[-1] = found[-1][0], number + 1
+        else:
+            found.append((number, number + 1))
+    return tuple(found)
 
 
 def _fill(views: list[Tensor], fill: Fill, stored: StoredWeights) -> None:

@@ -22,7 +22,7 @@ from itertools import islice
 import torch
 from torch import Tensor, nn
 
-from fovea.core.errors import EngineError
+from fovea.core.errors import EngineError, InvalidRequest
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.look_heads import Head
 from fovea.engine.reduce.base import Probe
@@ -59,6 +59,12 @@ def run_probe(
         raise EngineError(
             f"a probe cannot run {layers} of {len(model.decoder.layers)} layers "
             f"with {len(after)} tokens after the image"
+        )
+    if model.ranks.stages > 1:
+        raise InvalidRequest(
+            f"this method reads layers of the decoder while an image is encoded, and pipeline_parallel is "
+            f"{model.ranks.stages}; accepted here: methods that read none",
+            param="visual_tokens",
         )
     run = PromptRun(model, before, visual, [after], grid)
     run.run(layers - 1)
@@ -118,6 +124,6 @@ def probe_modules(model: VisionLanguageModel, heads: Sequence[Head] | None) -> l
 
     heads: those that look; None: `look.usual_heads`.
     """
-    looking = usual_heads(model.decoder.config) if heads is None else heads
+    looking = usual_heads(model.whole) if heads is None else heads
     layers = max(LAYERS, 1 + max((layer for layer, _ in looking), default=0))
     return [model.decoder.embed_tokens, *islice(model.decoder.layers, layers)]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fovea.engine.layers.decoder import Decoder
 from fovea.engine.layers.layer import Layer
 from fovea.engine.layers.mixers import AttentionMixer
+from fovea.engine.layers.ranks import Ranks
 from fovea.engine.layers.step import DecoderMemory, DecoderPlan, Step
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.sequence import ImageSpan
@@ -62,7 +64,7 @@ class PromptRun:
         grid: (rows, columns) of the visual tokens, or of the full grid.
         """
         decoder, device = model.decoder, model.device
-        self._decoder = decoder
+        self._decoder, self._ranks = decoder, model.ranks
         self.done = 0
         self._visual = visual
         self.start, self.count = len(before), len(visual.embeds)
@@ -93,26 +95,22 @@ class PromptRun:
         view = torch.arange(self.start, common, device=device)
         self._view_rows = torch.cat([row + view[view >= begin] - begin for row, begin, _ in self._sequences])
         self._view = torch.cat([view[view >= begin] - self.start for _, begin, _ in self._sequences])
+        shape = (blocks,) * len(decoder.config.kv_groups), BLOCK, len(ends), self.x.dtype
         self._step = Step(
             decoder.angles(positions, self.x.dtype),
             DecoderPlan(
                 tuple(self._plan(group.window) for group in decoder.config.kv_groups), self._states(device)
             ),
-            DecoderMemory.allocate(
-                decoder.config,
-                (blocks,) * len(decoder.config.kv_groups),
-                BLOCK,
-                len(ends),
-                self.x.dtype,
-                device,
-            ),
+            DecoderMemory.allocate(decoder.config, *shape, device),
             decoder.query_scale(positions, self.x.dtype),
         )
+        self._ranks.open_run(self, self._step.memory, *shape)
 
     def run(self, layers: int) -> None:
         """Run the rows through all layers before number `layers`."""
         with beside_no_step(self.x.device):
             for number in range(self.done, layers):
+                self._ranks.announce("run_layer", self.x, number, self._step)
                 self.x = self._decoder.run(self.x, number, number + 1, self._step)
                 if number < len(self._visual.deepstack):
                     added = self._visual.deepstack[number][self._view]
@@ -124,37 +122,15 @@ class PromptRun:
 
         For each prompt (heads, visual tokens) in float32. A head's attention to all tokens adds up to 1.
         """
-        layer = cast("Sequence[Layer]", self._decoder.layers)[number]
-        mixer, step = layer.self_attn, self._step
-        kv = step.memory.layer_kv(number)
-        assert isinstance(kv, Tensor), "a run's own memory has the model's type"
-        query = mixer.store(
-            self._own_rows(layer.before(self.x), mixer), kv, *step.angles[mixer.shape.rotary],
-            step.plan.attention[mixer.group].slots,
-        )  # fmt: skip
-        if step.query_scale is not None:
-            query = query * step.query_scale
-        results = []
-        for length, (row, begin, table) in zip(self.lengths, self._sequences, strict=True):
-            grouped = query[row + length - begin - 1].float().view(mixer.kv_heads, -1, mixer.dim)
-            keys = kv[table].flatten(0, 1)[:length, 0].float()
-            products = torch.einsum("hgd,lhd->hgl", grouped, keys) * mixer.scale
-            if mixer.shape.window is not None:
-                products[..., : -mixer.shape.window] = float("-inf")
-            scores = products.softmax(-1).flatten(0, 1)
-            results.append(scores[:, self.start : self.start + self.count])
-        return results
+        rows = LastRows(self._sequences, self.lengths, (self.start, self.start + self.count))
+        self._ranks.announce("attend", self.x, number, self._step, rows)
+        return last_attention(self._decoder, self._ranks, self.x, number, self._step, rows)
 
     def keys(self, number: int) -> Tensor:
         """Rotated keys of the first prompt in a layer that has run, (L, kv_heads, d)."""
-        kv = self._step.memory.layer_kv(number)
-        assert isinstance(kv, Tensor)
-        return kv[self._sequences[0][2]].flatten(0, 1)[: self.lengths[0], 0]
-
-    @staticmethod
-    def _own_rows(projected: Tensor, mixer: AttentionMixer) -> Tensor:
-        """Queries, keys and values without the gates, which are last."""
-        return projected[:, : -mixer.heads * mixer.dim] if mixer.shape.gated else projected
+        table, length = self._sequences[0][2], self.lengths[0]
+        self._ranks.announce("keys", number, self._step, table, length)
+        return first_keys(self._ranks, number, self._step, table, length)
 
     def _plan(self, window: int | None) -> AttentionPlan:
         chunks, slots = [], []
@@ -175,6 +151,60 @@ class PromptRun:
             for number, (length, (row, _, _)) in enumerate(zip(self.lengths, self._sequences, strict=True))
         ]
         return state_plan(runs, device)
+
+
+class LastRows(NamedTuple):
+    """The last rows of prompts, and the keys whose attention is read.
+
+    sequences: first row, first token and blocks of each prompt.
+    lengths: tokens of each prompt.
+    seen: first token of the image, and the one after the last.
+    """
+
+    sequences: list[tuple[int, int, Tensor]]
+    lengths: list[int]
+    seen: tuple[int, int]
+
+
+def last_attention(
+    decoder: Decoder, ranks: Ranks, x: Tensor, number: int, step: Step, rows: LastRows
+) -> list[Tensor]:
+    """Attention of the last row of each prompt in layer `number`, see `PromptRun.attention`.
+
+    ranks: the processes of which each computes its own heads.
+    """
+    layer = cast("Sequence[Layer]", decoder.layers)[number]
+    mixer = layer.self_attn
+    kv = step.memory.layer_kv(number)
+    assert isinstance(kv, Tensor), "a run's own memory has the model's type"
+    query = mixer.store(
+        own_rows(layer.before(x), mixer), kv, *step.angles[mixer.shape.rotary],
+        step.plan.attention[mixer.group].slots,
+    )  # fmt: skip
+    if step.query_scale is not None:
+        query = query * step.query_scale
+    results = []
+    for length, (row, begin, table) in zip(rows.lengths, rows.sequences, strict=True):
+        grouped = query[row + length - begin - 1].float().view(mixer.kv_heads, -1, mixer.dim)
+        keys = kv[table].flatten(0, 1)[:length, 0].float()
+        products = torch.einsum("hgd,lhd->hgl", grouped, keys) * mixer.scale
+        if mixer.shape.window is not None:
+            products[..., : -mixer.shape.window] = float("-inf")
+        scores = products.softmax(-1).flatten(0, 1)
+        results.append(ranks.join_heads(scores[:, slice(*rows.seen)]))
+    return results
+
+
+def first_keys(ranks: Ranks, number: int, step: Step, table: Tensor, length: int) -> Tensor:
+    """Rotated keys of a prompt in a layer that has run, see `PromptRun.keys`. table: its blocks."""
+    kv = step.memory.layer_kv(number)
+    assert isinstance(kv, Tensor)
+    return ranks.join_keys(kv[table].flatten(0, 1)[:length, 0])
+
+
+def own_rows(projected: Tensor, mixer: AttentionMixer) -> Tensor:
+    """Queries, keys and values without the gates, which are last."""
+    return projected[:, : -mixer.heads * mixer.dim] if mixer.shape.gated else projected
 
 
 def _positions(

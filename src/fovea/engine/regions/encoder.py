@@ -179,7 +179,7 @@ class TileRegionEncoder:
         asked = None
         if reduction.look is not None:
             view = yield from self._relevance.look(reduction.look, VisualFeatures(base), (1, len(base)))
-            asked = view[0, len(base) - side**2 :].reshape(side, side)
+            asked = None if view is None else view[0, len(base) - side**2 :].reshape(side, side)
         realization = self._relevance.realize(
             survey,
             reduction,

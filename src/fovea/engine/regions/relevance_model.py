@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -15,6 +16,7 @@ from fovea.relevance.pipeline import Chooser, Realization, Survey, realize, tens
 from fovea.relevance.realizing import Shape
 from fovea.relevance.texture import Map
 
+log = logging.getLogger("fovea.engine")
 MAX_REALIZATIONS = 256
 """Number of recent images whose realizations are remembered, to explain answers and to reuse layouts."""
 
@@ -25,14 +27,21 @@ class RelevanceModel:
     def __init__(self, model: VisionLanguageModel, heads: Sequence[Head] | None = None) -> None:
         """heads: those that look, chosen for this model; None: `look.usual_heads`."""
         self._model = model
-        self._heads = usual_heads(model.decoder.config) if heads is None else tuple(heads)
+        self._heads = usual_heads(model.whole) if heads is None else tuple(heads)
+        self._told = False
         self._realizations: OrderedDict[str, Realization] = OrderedDict()
 
-    def look(self, prompt: LookPrompt, view: VisualFeatures, shape: Shape) -> Slices[Map]:
+    def look(self, prompt: LookPrompt, view: VisualFeatures, shape: Shape) -> Slices[Map | None]:
         """How much the question attends to each token of a view of the whole image, of that shape.
 
         view: features of the view's tokens, as many as `shape` has.
+        Returns None if the decoder's layers are in several stages, because a look reads the middle ones.
         """
+        if self._model.ranks.stages > 1:
+            if not self._told:
+                log.warning("pipeline_parallel is more than 1: views are chosen without the question's look")
+                self._told = True
+            return None
         attention = yield from look(self._model, prompt, view, shape, self._heads)
         asked: Map = attention.cpu().numpy().reshape(shape)
         return asked

@@ -46,6 +46,10 @@ class StepOutOfMemory(Exception):
     """A step does not fit into the device's memory. Nothing of it counts, and a smaller one may fit."""
 
 
+class LostRank(Exception):
+    """One of the processes that compute steps together has gone, or does not answer. No step can run."""
+
+
 NO_SLICE = -1.0
 """Seconds of encoding in a step that begins no slice of an image."""
 

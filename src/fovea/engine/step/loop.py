@@ -36,7 +36,7 @@ from fovea.engine.request.answer import AnswerReader
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.schedule.plan import StepPlan
 from fovea.engine.sequence import Sequence
-from fovea.engine.step.executor import AsyncExecutor, StepOutOfMemory, StepResult
+from fovea.engine.step.executor import AsyncExecutor, LostRank, StepOutOfMemory, StepResult
 from fovea.engine.step.job_board import JobBoard
 from fovea.engine.step.stepper import Step, Stepper
 
@@ -145,6 +145,14 @@ class EngineLoop:
             self._inbox.put(command)
         if not self.alive or self._closing:
             raise Unavailable("the engine has stopped")
+
+    def end(self, error: Exception) -> None:
+        """End the loop with an error, after the step that runs. All jobs fail. Thread-safe."""
+
+        def fail() -> None:
+            raise error
+
+        self._inbox.put(fail)
 
     def close(self) -> None:
         """Abort the unfinished jobs and stop the thread."""
@@ -263,6 +271,8 @@ class EngineLoop:
         return Flight(step, started, lambda: executor.finish(launched), launched)
 
     def _give_up(self, step: Step, error: Exception) -> None:
+        if isinstance(error, LostRank):
+            raise DeadDevice(str(error)) from error
         if isinstance(error, StepOutOfMemory):
             self._retreat(step, error)
             return

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any, BinaryIO
@@ -20,8 +20,8 @@ from fovea.core.errors import CheckpointError
 from fovea.core.hardware import usable_cores
 from fovea.engine.models.gguf.blocks import FLOATS, LAYOUTS, unpack, values
 from fovea.engine.models.gguf.reader import GgufFile, StoredTensor
-from fovea.engine.models.stored import DTYPES
-from fovea.engine.models.targets import TensorEntry
+from fovea.engine.models.stored import DTYPES, read_whole
+from fovea.engine.models.targets import Cut, TensorEntry
 from fovea.kernels.codes import Codes
 
 VALUES_AT_ONCE = 1 << 19
@@ -142,6 +142,16 @@ class GgufWeights:
             self._fill(source, source.parts, filled)
         if view is None:
             target.copy_(filled.view(entry.shape or filled.shape))
+
+    def read_part(self, file: int, entry: TensorEntry, target: Tensor, cut: Cut) -> int:
+        source = self._sources[file][entry.name]
+        if cut.axis or len(cut.runs) > 1 or len(source.parts) > 1 or source.order is not None or source.rows:
+            return read_whole(self, file, entry, target, cut)
+        rows = replace(source, rows=slice(*cut.runs[0]))
+        view = torch.empty(rows.stored_shape, dtype=target.dtype)
+        self._fill(rows, rows.parts, view)
+        target.copy_(view.view(target.shape))
+        return rows.entry().stop - rows.entry().start
 
     def codes(self, file: int, entry: TensorEntry) -> Codes:
         source = self._sources[file][entry.name]

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from fovea.core.errors import CheckpointError
-from fovea.engine.models.stored import DTYPES, STORED_TYPES, SafetensorsWeights, trim_memory
-from fovea.engine.models.targets import Problem, Shape, TensorEntry
+from fovea.engine.models.stored import DTYPES, STORED_TYPES, SafetensorsWeights, read_whole, trim_memory
+from fovea.engine.models.targets import Cut, Problem, Shape, TensorEntry
 from fovea.kernels.codes import VALUES_AT_ONCE, Codes
 
 MOST_SMALL = 4 << 20
@@ -276,6 +276,12 @@ class QuantizedSafetensors:
             return
         fill(target, weight.load(self._read))
         self._trim(weight)
+
+    def read_part(self, file: int, entry: TensorEntry, target: Tensor, cut: Cut) -> int:
+        weight = self.weights.get(entry.name)
+        if weight is None:
+            return self._raw.read_part(file, entry, target, cut)
+        return read_whole(self, file, entry, target, cut)
 
     def codes(self, file: int, entry: TensorEntry) -> Codes:
         weight = self.weights.get(entry.name)
