@@ -46,6 +46,7 @@ from fovea.kernels.native import pictures
 from fovea.kernels.native.build import library
 from fovea.kernels.native.instruction_sets import has_bf16_units
 from fovea.kernels.native.kernels import NativeKernels
+from fovea.kernels.shared import keep_parameters
 
 log = logging.getLogger("fovea.engine")
 DEQUANTIZE = "dequantize"
@@ -282,6 +283,7 @@ def load_model(
         )
         fingerprint_value = fingerprint(deciding, *details)
     packer.pack_rest()
+    keep_parameters([model])  # before kernels take addresses
     model.finish_loading(kernels, recipe.head, parameters)
     compile_modules(model, modes)
     ranks.meet(device)

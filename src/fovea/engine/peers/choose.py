@@ -7,7 +7,7 @@ Work about the same image or the same beginning of a prompt goes to the same pee
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 FIRST_REST_S, LONGEST_REST_S = 1.0, 30.0
@@ -33,23 +33,35 @@ class Peer:
 
 
 class PeerTable:
-    """The peers of one kind. Not thread-safe."""
+    """The peers of one kind. Not thread-safe.
 
-    def __init__(self, urls: Sequence[str]) -> None:
+    balance: as BALANCE.
+    """
+
+    def __init__(self, urls: Sequence[str], balance: float = BALANCE) -> None:
         self.peers = [Peer(url) for url in urls]
+        self._balance = balance
 
-    def choose(self, key: str, tokens: int, now: float) -> Peer | None:
+    def choose(
+        self, key: str, tokens: int, now: float, *, slack: int = 0, without: Container[str] = ()
+    ) -> Peer | None:
         """Return the peer that gets a piece of work, and count it there; None: all of them rest.
 
         A peer whose latest work failed gets one piece first: if it still fails, one request waits for it, and
         not all that arrive meanwhile.
 
         key: names what the work is about. tokens: its size.
+        slack: tokens that a peer may have beyond its bound.
+        without: addresses of peers that do not get it.
         """
-        awake = [p for p in self.peers if p.rests_until <= now and not (p.failures and p.pending)]
+        awake = [
+            peer
+            for peer in self.peers
+            if peer.rests_until <= now and not (peer.failures and peer.pending) and peer.url not in without
+        ]
         if not awake:
             return None
-        most = BALANCE * (sum(peer.pending for peer in awake) + tokens) / len(awake)
+        most = self._balance * (sum(peer.pending for peer in awake) + tokens) / len(awake) + slack
         order = sorted(awake, key=lambda peer: _score(key, peer.url), reverse=True)
         fits = (peer for peer in order if peer.pending + tokens <= most)
         chosen = next(fits, None) or min(order, key=lambda peer: peer.pending)

@@ -21,7 +21,7 @@ from fovea.core.errors import EngineError, FoveaError, Unavailable
 from fovea.core.media import Abandoned, Rgb
 from fovea.core.protocols import CacheStage, EngineStatus
 from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
-from fovea.engine.process.host import Start
+from fovea.engine.process.host import Place, Start
 from fovea.engine.process.messages import LENGTH, Entry, Kind, pack, unpack_answers
 from fovea.engine.process.road import Road
 from fovea.engine.process.sources import EngineSource
@@ -35,6 +35,8 @@ READERS = 4
 """Threads that decode pixels and frames for the engine."""
 FRAMES_AHEAD = 2
 """Frames of a video that are sent before the engine has taken the first."""
+ALONE = Place()
+"""Place of a process that is the only one, and runs where the server does."""
 DIED = "the engine stopped unexpectedly; see the server's log"
 log = logging.getLogger("fovea.server")
 
@@ -69,13 +71,14 @@ class RemoteEngine:
     The figures of `stats` are up to 0.2 seconds old.
     """
 
-    def __init__(self, source: EngineSource, *, log_format: str = "text") -> None:
+    def __init__(self, source: EngineSource, *, log_format: str = "text", place: Place = ALONE) -> None:
         """Start the process and wait until its engine is loaded. Raises the errors of loading.
 
+        place: where the process runs, and the pool of weights that it inherits.
         Raises EngineError if the process ends before that.
         """
         self._road = Road(sends=True)
-        self._connection, self._process = _start()
+        self._connection, self._process = _start(() if place.pool is None else (place.pool,))
         self.pid = self._process.pid
         self._file = self._connection.makefile("rb", buffering=1 << 20)
         self._sources: dict[int, Any] = {}
@@ -90,7 +93,7 @@ class RemoteEngine:
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         try:
             level = logging.getLogger("fovea").getEffectiveLevel()
-            start = Start(source, level, log_format, self._road.folder)
+            start = Start(source, level, log_format, self._road.folder, place)
             self._connection.sendall(_framed(pack(tuple(start), self._lend)))
             self._info, most = self._wait_until_ready()
         except BaseException:
@@ -391,15 +394,18 @@ def _framed(data: bytes) -> bytes:
     return LENGTH.pack(len(data)) + data
 
 
-def _start() -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """Start the process, and return the connection to it. It is in a session of its own, without Ctrl-C."""
+def _start(inherited: Sequence[int]) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Start the process, and return the connection to it. It is in a session of its own, without Ctrl-C.
+
+    inherited: descriptors that it gets.
+    """
     ours, theirs = socket.socketpair()
     try:
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "fovea.engine.process.host", str(theirs.fileno())],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(), *inherited),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )

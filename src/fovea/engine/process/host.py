@@ -29,11 +29,12 @@ from typing import Any, NamedTuple
 import uvloop
 
 from fovea.core.errors import EngineError, FoveaError
+from fovea.core.hardware import share_machine
 from fovea.core.media import Abandoned, Rgb
 from fovea.core.types import Delta, GenerationRequest
 from fovea.engine.process.messages import LENGTH, Entry, Kind, pack_answers, unpack
 from fovea.engine.process.road import Road
-from fovea.engine.process.sources import EngineSource, Hosted
+from fovea.engine.process.sources import EngineSource, Hosted, share_weights
 from fovea.observe.logs import formatter
 
 STATE_S = 0.2
@@ -49,13 +50,33 @@ WAKE_S = 0.05
 log = logging.getLogger("fovea.engine")
 
 
+class Place(NamedTuple):
+    """The part of the machine that a process has for itself, and what it shares with others.
+
+    cores: the CPUs on which it runs; (): those of the server.
+    processes: number of engine processes of the server, this one included.
+    pool: descriptor of the pool of weights that they share; None: there is none.
+    """
+
+    cores: tuple[int, ...] = ()
+    processes: int = 1
+    pool: int | None = None
+
+    def take(self) -> None:
+        """Move this process to its place. To be called before torch is imported and threads are started."""
+        share_machine(self.processes)
+        if self.cores:
+            os.sched_setaffinity(0, self.cores)
+
+
 class Start(NamedTuple):
-    """The first message: what to load, how to write the log, and the folder of the road for pixels."""
+    """The first message: what to load, how to write the log, the folder of the road for pixels, the place."""
 
     source: EngineSource
     log_level: int
     log_format: str
     road: Path
+    place: Place
 
 
 class RemotePixels:
@@ -292,11 +313,14 @@ def main() -> None:
             number, lambda *_: None
         )  # unlike SIG_IGN, programs that are started here do not inherit it
     start = read_start(connection)
+    start.place.take()
     logging.basicConfig(level="WARNING", stream=sys.stderr)
     logging.getLogger().handlers[0].setFormatter(formatter(start.log_format))
     logging.getLogger("fovea").setLevel(start.log_level)
     watch = Watch(connection)
     try:
+        if start.place.pool is not None:
+            share_weights(start.place.pool)
         engine = start.source.load()
     except Exception as error:  # noqa: BLE001 - the server reports it
         connection.sendall(pack_answers([(Kind.ERROR, 0, public(error))]))
