@@ -386,6 +386,7 @@ class Peers:
                 value = left.pop(offer.name, None)
                 if value is None:
                     raise TransferFailed("it offers what nobody asked for")
+                begin = time.monotonic()
                 try:
                     data = self._connector.fetch(offer, self._settings.peer_timeout_s)
                 finally:
@@ -396,6 +397,7 @@ class Peers:
                 raise PeerFailed(f"a value could not be fetched: {error}") from error
             self._count("transfers")
             self._count("transfer_bytes", len(data))
+            self._count("transfer_seconds", time.monotonic() - begin)
             found.append((value, data))
         return found
 
@@ -427,6 +429,7 @@ COUNTS = (
     "transfers",
     "transfers_failed",
     "transfer_bytes",
+    "transfer_seconds",
 )
 
 
