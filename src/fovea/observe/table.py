@@ -203,6 +203,7 @@ COUNTERS = {
     "transfers": "values that were fetched from peers",
     "transfers_failed": "values of peers that were lost, late or damaged, so that they are computed here",
     "transfer_bytes": "bytes of the values that were fetched from peers",
+    "transfer_seconds": "seconds in which values were fetched from peers, without the work of the peers",
     "values_adopted": "blocks of keys and values, and states, of peers that were taken in",
     "offers": "values that were offered to peers",
     "offered_bytes": "bytes of the values that were offered to peers",

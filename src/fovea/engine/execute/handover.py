@@ -83,10 +83,15 @@ class Handover:
         return None if offer is None else offer.to_json()
 
     def release(self, offers: Iterable[Mapping[str, Any]]) -> None:
-        """End offers whose values were fetched. For any thread. Raises InvalidRequest for what is none."""
+        """End offers of this engine whose values were fetched. For any thread.
+
+        Raises InvalidRequest for what is no offer.
+        """
         for fields in offers:
             try:
-                self.connector.release(Offer.from_json(fields))
+                offer = Offer.from_json(fields)
+                if offer.place == getattr(self.connector, "place", None):
+                    self.connector.release(offer)
             except TransferFailed as error:
                 raise InvalidRequest(str(error), param="offers") from error
 

@@ -421,6 +421,7 @@ class Peers:
                     raise TransferFailed("it offers what nobody asked for")
                 if offer.size > self._receiver.most_bytes(value):
                     raise TransferFailed(f"a value of {offer.size} bytes is offered, which is too large")
+                begin = time.monotonic()
                 try:
                     data = self._connector.fetch(offer, self._settings.peer_timeout_s)
                 finally:
@@ -431,6 +432,7 @@ class Peers:
                 raise PeerFailed(f"a value could not be fetched: {error}") from error
             self._count("transfers")
             self._count("transfer_bytes", len(data))
+            self._count("transfer_seconds", time.monotonic() - begin)
             found.append((value, data))
         return found
 
@@ -464,6 +466,7 @@ COUNTS = (
     "transfers",
     "transfers_failed",
     "transfer_bytes",
+    "transfer_seconds",
 )
 
 

@@ -182,6 +182,11 @@ class EngineFleet:
             live = [slot.engine.stats() for slot in self._slots if slot.engine is not None]
             return combine([*live, *(slot.counts for slot in self._slots if slot.counts)])
 
+    async def release_offers(self, offers: Sequence[Mapping[str, Any]]) -> None:
+        for slot in self._require_ready():  # each knows its own
+            with suppress(EngineError, Unavailable):
+                await _engine(slot).release_offers(offers)
+
     def clear_caches(self, *stages: CacheStage) -> None:
         for slot in self._require_ready():
             engine = _engine(slot)
