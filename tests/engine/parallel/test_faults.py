@@ -1,4 +1,4 @@
-"""Processes that cannot load, stop, or lose their driver: nobody waits for ever, and the error names the rank."""
+"""Processes that cannot load, stop or die: nobody waits for ever, and the error names the rank."""
 
 from __future__ import annotations
 

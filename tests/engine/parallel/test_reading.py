@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ def unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def bytes_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def bytes_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of all reads of safetensors files."""
     sizes: list[int] = []
     read = SafetensorsWeights._read
@@ -66,7 +66,7 @@ def bytes_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         read(self, file, entry, offset, buffer)
 
     monkeypatch.setattr(SafetensorsWeights, "_read", note)
-    yield sizes
+    return sizes
 
 
 def share(folder: Path, grid: Grid) -> VisionLanguageModel:
