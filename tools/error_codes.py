@@ -22,6 +22,7 @@ STATUS = {"invalid": {400}, "_shortage": {429}}
 """Statuses of the errors that functions make, if they are not classes."""
 
 MEANINGS: Mapping[str, str] = {
+    "layout": "Two engines that should work together have another version, model, precision or block size.",
     "backend_error": "a backend's error has no code of its own",
     "backend_stream_broken": "a backend's stream broke off",
     "backends_busy": "all backends of the model are at their limits",
