@@ -136,7 +136,7 @@ class Talk:
             except safetensors.SafetensorError:  # it is no encoder output
                 return bytes(data)
             self.peer.touched += 1
-            return safetensors.torch.save(change(tensors))
+            return bytes(safetensors.torch.save(change(tensors)))
 
         self.other_bytes(other)
 
