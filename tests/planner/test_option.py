@@ -20,11 +20,12 @@ from fovea.planner import emit
 from fovea.planner import option as extras
 from fovea.planner import workload as reduction
 from fovea.planner.option import HEADROOM, Option, savings
-from fovea.planner.parallel import best_split, divisions
+from fovea.planner.parallel import best_split, divisions, split_sentence
 from fovea.planner.precision import RECIPES, Precision, parse_precision
 from fovea.planner.recommend import Choice, recommend
 from fovea.planner.shape import AttentionLayers
 from fovea.planner.stages import request_bytes, request_stages
+from fovea.planner.steady import decode_step
 from fovea.planner.workload import Kind, Workload
 from tests.planner.small import CPU, GPU, SHAPE, option_of, pixels_by_64, setup_of
 from tests.support.thorough import examples
@@ -296,18 +297,64 @@ def test_divisions_balance_weights_and_count_copies() -> None:
 
 
 def test_a_split_balances_encoders_and_decoders() -> None:
-    option = option_of()
-    mix = [(one.share, one.demand, one.tokens) for one in option.kinds]
-    split = best_split(option.setup, option.cost, mix, 4, 8)
+    workload = Workload((IMAGE,))
+    option = option_of(workload=workload)
+    split = best_split(option, workload, 4)
     assert split is not None
-    assert split.encoders + split.decoders == 4
-    assert split.requests_per_s <= split.integrated_per_s  # what is apart can idle
+    assert split.replicas == split.encoders + split.decoders == 4
+    assert split.requests_per_s <= split.integrated_per_s * 1.001  # encoders or decoders idle
+    assert split.integrated_per_s == pytest.approx(4 * option.rate)
     assert split.transfer_s == pytest.approx(100 * 128 / 1e10)
     assert split.itl_s <= split.integrated_itl_s
-    assert best_split(option.setup, option.cost, mix, 1, 8) is None
-    text = option_of(workload=Workload((Kind("text"),)))
-    parts = [(one.share, one.demand, one.tokens) for one in text.kinds]
-    assert best_split(text.setup, text.cost, parts, 4, 8) is None
+    assert split.itl_p_s <= split.integrated_itl_p_s
+    assert not split.recommended
+    sentence = split_sentence(split, workload)
+    assert sentence.startswith("Encoders apart: no, let all replicas do everything: ")
+    assert f"if {split.encoders} of 4 replicas only encoded" in sentence
+    assert best_split(option, workload, 1) is None
+
+
+def test_without_images_there_is_nothing_to_split() -> None:
+    workload = Workload((Kind("text"),))
+    assert best_split(option_of(workload=workload), workload, 4) is None
+    assert "no request has an image" in split_sentence(None, workload)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    text=st.floats(0, 0.95),
+    side=st.sampled_from([100, 400, 1000]),
+    answer=st.integers(1, 500),
+    replicas=st.integers(2, 9),
+)
+def test_without_targets_encoders_apart_never_serve_more(
+    text: float, side: int, answer: int, replicas: int
+) -> None:
+    kinds = (Kind("text", text, answer=answer), Kind("image", 1 - text, images=((side, side),)))
+    workload = Workload(kinds)
+    split = best_split(option_of(workload=workload), workload, replicas)
+    assert split is not None
+    assert split.requests_per_s <= split.integrated_per_s * 1.06  # a mean over whole numbers of sequences
+    assert 1 <= split.encoders < replicas
+
+
+def test_a_tight_target_of_gaps_makes_encoders_apart_worth_it() -> None:
+    """The gaps beside images miss a target that gaps of decoding alone meet."""
+    kinds = (Kind("text", 0.8, text=10, answer=300), Kind("image", 0.2, images=((640, 640),), answer=20))
+    loose = Workload(kinds)
+    option = option_of(workload=loose)
+    alone = decode_step(option.cost, 1, 500)
+    found = []
+    for factor in (1.05, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0):
+        workload = Workload(kinds, itl_ms=1e3 * factor * alone, percentile=90)
+        split = best_split(option, workload, 4)
+        assert split is not None
+        found.append(split.recommended)
+        if split.recommended:
+            assert split.requests_per_s > 1.05 * split.integrated_per_s
+            assert "Encoders apart: let" in split_sentence(split, workload)
+    assert any(found)
+    assert not found[-1]
 
 
 HYBRID = replace(SHAPE, state=(100_000, 0))

@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,13 @@ class ServeSettings:
         "Whether the engine runs in a process of its own, so that it and the server do not wait for each "
         "other's Python lock. It needs a second processor core.",
         choices=("on", "off"),
+    )
+    data_parallel: int = setting(
+        1,
+        "Engine processes that serve the model beside each other, over one copy of the weights. Each has an "
+        "equal part of the cores, those of one NUMA node if possible. For CPUs: one for each socket.",
+        low=1,
+        high=64,
     )
     cost: Path | None = setting(None, "File of the cost model for --simulate; none: fovea-tiny on a CPU.")
 
@@ -168,19 +176,68 @@ def _serve_simulated(
         on_ready(_url(settings, simulation.host, port))
 
     source = SimulatedSource(config, cost, simulation.served_model_name or "fovea-simulated")
-    engine = _loader(source, simulation, settings)()
+    engine: EngineClient = _loader(source, simulation, settings)()
     return serve(create_app(engine, settings), simulation.host, port, on_start=start)
 
 
 def _loader(
     source: EngineSource, address: ServeSettings, settings: ServerSettings
 ) -> Callable[[], EngineClient]:
-    """Return a function that loads the engine, in this process or in one of its own."""
+    """Return a function that loads the engine, in this process, in one of its own, or in several."""
+    if address.data_parallel > 1:
+        return _fleet_loader(source, address, settings)
     if address.engine_process == "off":
         return source.load
     from fovea.engine.process.client import RemoteEngine
 
     return lambda: RemoteEngine(source, log_format=settings.logs.log_format)
+
+
+def _fleet_loader(
+    source: EngineSource, address: ServeSettings, settings: ServerSettings
+) -> Callable[[], EngineClient]:
+    """Return a function that loads several engines, each in a process of its own with a part of the cores.
+
+    Raises ConfigError if there are more processes than cores.
+    """
+    from fovea.engine.process.client import RemoteEngine
+    from fovea.engine.process.cores import divide_cores
+    from fovea.engine.process.fleet import EngineFleet
+    from fovea.engine.process.host import Place
+
+    count = address.data_parallel
+    if address.simulate:  # it computes nothing
+        places = [Place(processes=count)] * count
+    else:
+        # Every process inherits the pool; it is freed when this process and all of them have ended.
+        pool = os.memfd_create("fovea-weights")
+        places = [Place(cores, count, pool) for cores in divide_cores(count)]
+    loads = [
+        partial(RemoteEngine, source, log_format=settings.logs.log_format, place=place) for place in places
+    ]
+    return lambda: EngineFleet(loads)
+
+
+def _check_parallel(config: EngineConfig) -> None:
+    """Refuse settings that several engine processes cannot have. Raises ConfigError."""
+    from fovea.engine.process.sources import ONLY_CPU
+
+    if config.parallel.size > 1:
+        raise ConfigError(
+            "data_parallel is for models of one process each; accepted with tensor_parallel and "
+            "pipeline_parallel: 1",
+            param="data_parallel",
+        )
+    if config.model.device.startswith("cuda"):
+        raise ConfigError(ONLY_CPU, param="data_parallel")
+    if not hasattr(os, "memfd_create"):
+        raise ConfigError("data_parallel needs Linux; accepted on this system: 1", param="data_parallel")
+    if config.peers.role != "all" or config.peers.answers_peers:
+        raise ConfigError(
+            f"data_parallel is for servers without peers, and role is {config.peers.role}; accepted: 1, or a "
+            "server without role and peer_key",
+            param="data_parallel",
+        )
 
 
 def _simulated_config(args: argparse.Namespace, file: Mapping[str, Any]) -> EngineConfig:
@@ -218,15 +275,19 @@ def _serve_model(
     from fovea.server.starting import StartingClient
 
     model, config, template = engine_arguments(args, file)
+    settings = replace(settings, role=config.peers.role, peer_key=_peer_key(config))
     place = place_of(config, os.environ)
     if place is not None and place.rank:  # a launcher runs this command on every device
         from fovea.engine.parallel.worker import Start, run_worker
 
         return run_worker(Start(model, divided(config), place))
     name = address.served_model_name or served_name(model)
-    if address.engine_process == "off":  # otherwise this process imports no torch, and the other one checks
+    processes = address.data_parallel
+    if processes > 1:
+        _check_parallel(config)
+    elif address.engine_process == "off":  # else this process imports no torch, and the other one checks
         _check_folder(model, config.model.revision)
-    load = _loader(ModelSource(model, config, template, name), address, settings)
+    load = _loader(ModelSource(model, config, template, name, processes), address, settings)
     host, port = address.host, _free_port(address.host, address.port)
 
     def start() -> None:
@@ -246,6 +307,11 @@ def _serve_model(
         sys.stdout.flush()
         os._exit(status)
     return status
+
+
+def _peer_key(config: EngineConfig) -> str:
+    """Return the key that opens the routes for peers; "": nobody may ask this engine."""
+    return config.peers.peer_key if config.peers.answers_peers else ""
 
 
 def _announce(settings: ServerSettings, host: str, port: int) -> None:

@@ -7,9 +7,11 @@ CPU). The trace is a file, or random, from the flags of the group "load".
   fovea simulate --policy dual --policy fcfs --rate 12
   fovea simulate --policy dual --pace 0 --trace yesterday.jsonl --json
   fovea simulate --policy dual --target-itl-ms 10 --noise 0.2
+  fovea simulate --policy dual --encoders 1 --replicas 3 --rate 30
 
-The table has one column per policy. With --json the last line has all of it
-as one object.
+The table has one column per policy. With --encoders it has two: some engines
+encode images for those that answer, and as many engines that do everything.
+With --json the last line has all of it as one object.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +33,9 @@ from fovea.engine.config import POLICY_NAMES, EngineConfig
 from fovea.engine.schedule.itl_limit import BatchRule
 from fovea.engine.simulate.assemble import TRACE_SETTINGS, not_simulated
 from fovea.engine.simulate.executor import NoiseSettings
+from fovea.engine.simulate.fleet import Fleet, FleetReport, simulate_fleet
 from fovea.engine.simulate.report import ClassReport, Report, Spread
-from fovea.engine.simulate.run import Bounds, simulate
+from fovea.engine.simulate.run import Bounds
 from fovea.planner.cost import CostModel
 
 TOO_SLOW = 10**6
@@ -84,10 +88,12 @@ def register(commands: Any) -> None:
         "--json", action="store_true", help="print everything as one JSON object in the last line"
     )
     options.add_options(parser, "load", Workload)
+    options.add_options(parser, "fleet", Fleet)
     options.add_options(parser, "noise", NoiseSettings)
     options.add_options(parser, "engine:", EngineConfig, only=TRACE_SETTINGS - {"policy"})
     accepted = ", ".join(options.flag(name) for name in sorted(TRACE_SETTINGS))
-    refused = [name for name in not_simulated(TRACE_SETTINGS) if name not in options.setting_names(Workload)]
+    own = {*options.setting_names(Workload), *options.setting_names(Fleet)}
+    refused = [name for name in not_simulated(TRACE_SETTINGS) if name not in own]
     options.refuse_options(parser, refused, f"not simulated; simulated settings of the engine: {accepted}")
     parser.set_defaults(run=run)
 
@@ -98,13 +104,16 @@ def run(args: argparse.Namespace) -> int:
     cost = CostModel.load(args.cost) if args.cost else CostModel()
     configs = [_config(args, name) for name in dict.fromkeys(policies)]
     trace, noise = _trace(args), options.settings(NoiseSettings, args, {})
+    fleets = _fleets(args)
     started = time.perf_counter()
-    reports = {
-        config.schedule.policy: simulate(
-            trace, config, cost, control=_control(args, config), bounds=bounds, noise=noise
+    results = {
+        ", ".join(filter(None, (config.schedule.policy, title))): simulate_fleet(
+            trace, config, cost, fleet, control=partial(_control, args, config), bounds=bounds, noise=noise
         )
         for config in configs
+        for title, fleet in fleets.items()
     }
+    reports = {name: result.report for name, result in results.items()}
     wall = time.perf_counter() - started
     print(
         f"{len(trace)} requests over {trace[-1].at:.1f} s; costs: {cost.made_from}; "
@@ -112,10 +121,42 @@ def run(args: argparse.Namespace) -> int:
         f"good: first token within {args.ttft_ms:g} ms, then {args.itl_ms:g} ms per token"
     )
     print(table(reports))
+    for name, result in results.items():
+        if result.transfers or result.encoders_busy:
+            print(_handed_over(name, result))
     if args.json:
-        policy_reports = {name: report.as_dict() for name, report in reports.items()}
+        policy_reports = {
+            name: result.report.as_dict() | (_transfers(result) if len(fleets) > 1 else {})
+            for name, result in results.items()
+        }
         print(json.dumps({"requests": len(trace), "cost": asdict(cost), "policies": policy_reports}))
     return 0
+
+
+def _fleets(args: argparse.Namespace) -> dict[str, Fleet]:
+    """Return the fleets to compare by their titles. One alone needs no title."""
+    values = options.flag_values(Fleet, args)
+    for name in ("transfer_ms", "transfer_mb_s"):
+        if name in values and not int(values.get("encoders", 0)):
+            raise ConfigError(
+                f"{options.flag(name)} is about hand-overs from encoders; accepted beside --encoders N",
+                param=name,
+            )
+    fleet = options.settings(Fleet, args, {})
+    return {one.title: one for one in (fleet.integrated, fleet)} if fleet.encoders else {"": fleet}
+
+
+def _handed_over(name: str, result: FleetReport) -> str:
+    mean = result.transfers or math.nan
+    return (
+        f"{name}: encoders busy {result.encoders_busy:.1%}; {result.transfers} outputs handed over, "
+        f"each {result.transfer_bytes / mean / 1e6:.2f} MB in {1e3 * result.transfer_s / mean:.1f} ms"
+    )
+
+
+def _transfers(result: FleetReport) -> dict[str, float]:
+    names = ("encoders_busy", "transfers", "transfer_bytes", "transfer_s")
+    return {name: getattr(result, name) for name in names}
 
 
 def _config(args: argparse.Namespace, policy: str) -> EngineConfig:

@@ -9,6 +9,7 @@ import functools
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 VECTORS = (
@@ -24,10 +25,29 @@ MACOS_FEATURES = {
 """Names that macOS gives to features of ARM processors, and those in Linux's /proc/cpuinfo."""
 FALLBACK_BYTES = 2 * 1024**3
 """Memory that is assumed to be available where the system does not report it."""
+NODES = Path("/sys/devices/system/node")
+"""Folder with the NUMA nodes of the machine."""
+_sharers = 1
+
+
+def share_machine(count: int) -> None:
+    """Note that this process is one of `count` equal ones, which load at the same time.
+
+    Then `available_memory` and the limit of the cgroup are divided by them.
+    """
+    global _sharers
+    _sharers = count
 
 
 def available_memory() -> int:
-    """Return the bytes that a process can allocate without swapping: MemAvailable, under the cgroup limit."""
+    """Return the bytes that this process can allocate without swapping.
+
+    It is MemAvailable, under the limit of the cgroup, divided by the processes of `share_machine`.
+    """
+    return _free_memory() // _sharers
+
+
+def _free_memory() -> int:
     free = FALLBACK_BYTES
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
@@ -54,14 +74,31 @@ def usable_cores() -> tuple[int, ...]:
 
 def physical_cores() -> tuple[int, ...]:
     """Return the first CPU of each physical core that the process's affinity allows, at least one."""
+    return tuple(cpus[0] for cpus in core_cpus())
+
+
+def core_cpus() -> tuple[tuple[int, ...], ...]:
+    """Return the CPUs of each physical core that the process's affinity allows, at least one core."""
     if hasattr(os, "sched_getaffinity"):
         allowed = sorted(os.sched_getaffinity(0))
     else:
         allowed = list(range(os.cpu_count() or 1))
-    cores: dict[str, int] = {}
+    cores: dict[str, list[int]] = {}
     for cpu in allowed:
-        cores.setdefault(_siblings(cpu), cpu)
-    return tuple(cores.values())
+        cores.setdefault(_siblings(cpu), []).append(cpu)
+    return tuple(map(tuple, cores.values()))
+
+
+def node_of_cpus(folder: Path = NODES) -> dict[int, int]:
+    """Return the number of the NUMA node of each CPU; an empty dict if the system does not tell."""
+    nodes: dict[int, int] = {}
+    for path in folder.glob("node[0-9]*/cpulist"):
+        with suppress(OSError, ValueError):
+            number = int(path.parent.name.removeprefix("node"))
+            for part in filter(None, path.read_text().strip().split(",")):
+                first, _, last = part.partition("-")
+                nodes |= dict.fromkeys(range(int(first), int(last or first) + 1), number)
+    return nodes
 
 
 def _siblings(cpu: int) -> str:
@@ -76,10 +113,11 @@ def _siblings(cpu: int) -> str:
 def _cpu_limit() -> int | None:
     """Return how many CPUs the process may use at a time, rounded down, at least one; None: no limit.
 
-    The limits of its cgroup and of all above it count, by cpu.max (version 2) and cpu.cfs_quota_us (1).
+    The limits of its cgroup and of all above it count, by cpu.max (version 2) and cpu.cfs_quota_us (1). They
+    are divided by the processes of `share_machine`.
     """
     limits = [limit for folder in cgroup_folders("cpu") if (limit := _quota(folder)) is not None]
-    return min(limits) if limits else None
+    return max(1, min(limits) // _sharers) if limits else None
 
 
 def cgroup_folders(controller: str) -> list[Path]:

@@ -44,6 +44,10 @@ class PixelSource(Protocol):
         """Return the RGB bytes of the image. CPU-bound: call in a worker thread. Raises InvalidImage."""
         ...
 
+    def file(self) -> bytes:
+        """Return the file that the image is decoded from. For a worker thread."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Image:

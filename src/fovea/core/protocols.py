@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 
 from fovea.core.media import Detail
 from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
@@ -69,6 +69,10 @@ class EngineClient(Protocol):
 
     def stats(self) -> Mapping[str, float]:
         """Return gauges and running totals under the names in `observe.table`."""
+        ...
+
+    async def release_offers(self, offers: Sequence[Mapping[str, Any]]) -> None:
+        """End offers to other engines, which have fetched their values. Unknown ones are ignored."""
         ...
 
     def clear_caches(self, *stages: CacheStage) -> None:

@@ -134,7 +134,44 @@ class TokenPrompt:
     ids: tuple[int, ...]
 
 
-Prompt = ChatPrompt | TextPrompt | TokenPrompt
+@dataclass(frozen=True, slots=True)
+class PlannedPart:
+    """An image of a prompt that another engine has prepared.
+
+    plan: the fields of its visual plan, as `engine.peers.plans` writes them.
+    """
+
+    image: Image
+    plan: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPrompt:
+    """A prompt that another engine has prepared: its token ids, and its images in their order.
+
+    ids: (): the visual tokens of the images alone, for a request that only encodes them.
+    """
+
+    ids: tuple[int, ...]
+    images: tuple[PlannedPart, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Offering:
+    """The results of a request that are offered to another engine as soon as they are computed.
+
+    layout: names what both engines must have in common, see `engine.peers.layout`.
+    first: tokens of the prompt whose keys and values the other engine has; those after them are offered.
+        None: none are.
+    outputs: numbers of the images whose encoder outputs are offered.
+    """
+
+    layout: str
+    first: int | None = None
+    outputs: tuple[int, ...] = ()
+
+
+Prompt = ChatPrompt | TextPrompt | TokenPrompt | PlannedPrompt
 Client = tuple[str, str]
 """Name of a key, and of the client for whom a gateway with that key speaks."""
 
@@ -163,6 +200,7 @@ class GenerationRequest:
     media_decode_s: seconds spent to decode images and to open videos, before the engine got the request.
     client: (name of the key, name of the tenant for whom a gateway sends with that key; "": none). Clients
         take turns where one could delay others.
+    offering: its results that another engine gets; None: none.
 
     Raises InvalidRequest for values that clocks, queues and hashes cannot take.
     """
@@ -183,6 +221,7 @@ class GenerationRequest:
     fetch_s: float = 0.0
     media_decode_s: float = 0.0
     client: Client = ("", "")
+    offering: Offering | None = None
 
     def __post_init__(self) -> None:
         if self.timeout is not None and not abs(self.timeout) <= MAX_TIMEOUT:
@@ -302,6 +341,7 @@ class Delta:
     stop: the stop string or the token of stop_token_ids that ended the choice; None: another end, or none.
     prompt_tokens, cached_tokens: tokens of the prompt, and how many of them were cached. On every delta.
     prompt_ids, prompt_logprobs: of the whole prompt, on the first delta, if the request wants them.
+    offers: values that another engine can fetch, as JSON, see `engine.peers.values`.
     """
 
     index: int
@@ -318,6 +358,7 @@ class Delta:
     cached_tokens: int = 0
     prompt_ids: tuple[int, ...] = ()
     prompt_logprobs: PromptLogprobs = ()
+    offers: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,7 +440,7 @@ class ModelInfo:
 
 def check_prompt_media(info: ModelInfo, prompt: Prompt) -> None:
     """Check every image and video of a prompt. Raises InvalidRequest, see `ModelInfo.check_media`."""
-    if isinstance(prompt, TextPrompt) and prompt.images:
+    if isinstance(prompt, TextPrompt | PlannedPrompt) and prompt.images:
         info.check_media("image", "images[0]", "images[0]: ")
     for i, message in enumerate(prompt.messages if isinstance(prompt, ChatPrompt) else ()):
         for j, part in enumerate(message.parts):

@@ -45,6 +45,7 @@ from fovea.engine.layers.step import DecoderMemory
 from fovea.engine.load import LoadedModel
 from fovea.engine.models.look_heads import heads_digest
 from fovea.engine.models.registry import video_model_names
+from fovea.engine.peering import Peering, connect_peers
 from fovea.engine.regions.encoder import VisualEncoder
 from fovea.engine.request.admission import Admission, FirstTokenGate
 from fovea.engine.request.pixels import PixelPool, PixelStore
@@ -83,6 +84,7 @@ class Assembly:
 
     info: description of the model, with the context length that this engine allows.
     memory: the parts of the device's memory by the names of `observe.table`; empty on a CPU.
+    peering: engines that work for this one, and for which it works.
     """
 
     embeddings: EmbeddingCache[VisualFeatures]
@@ -98,6 +100,7 @@ class Assembly:
     intake: Intake
     info: ModelInfo
     memory: Mapping[str, float]
+    peering: Peering
 
 
 def assemble(
@@ -107,6 +110,7 @@ def assemble(
 
     Raises ConfigError if max_context is more than the model or the KV pool allows.
     """
+    config = config.for_role()
     model, tokenizer = loaded.model, loaded.tokenizer
     drafting = load_drafting(loaded, config)  # before the rest of the memory is divided
     slots, decoder = host_slots(config, model, drafting.layer_bytes), model.decoder.config
@@ -204,6 +208,7 @@ def assemble(
     refuse = config.schedule.when_full == "refuse"
     token_bytes = runner.block_bytes // config.kv.block_size
     admission = Admission(config.schedule.max_in_flight, rows, token_bytes, refuse=refuse)
+    peering = connect_peers(loaded, config, runner, kv, embeddings, loop.call)
     intake = Intake(
         loop,
         preparer,
@@ -214,6 +219,8 @@ def assemble(
         gate=FirstTokenGate(stepper.first_tokens, config.schedule),
         shares=shares,
         grammars=GrammarCompiler(partial(load_vocabulary, tokenizer, loaded.info.vocab_size)),
+        peers=peering.peers,
+        handover=peering.handover,
     )
     figures = {} if parts is None else parts.stats(memory)
     return Assembly(
@@ -230,6 +237,7 @@ def assemble(
         intake,
         info,
         figures,
+        peering,
     )
 
 
@@ -320,6 +328,7 @@ def engine_stats(parts: Assembly) -> dict[str, float]:
         "grammar_hits": grammars.hits,
         "grammar_misses": grammars.misses,
         **parts.memory,
+        **parts.peering.stats(),
         **parts.intake.gate.stats(),
         **loop_stats(parts.loop),
     }

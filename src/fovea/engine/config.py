@@ -564,6 +564,123 @@ class SpeculationSettings:
         return parse_speculate(self.speculate)
 
 
+ROLES = ("all", "encode", "prefill", "decode", "prefill-decode")
+SERVING_ROLES = ("all", "decode", "prefill-decode")
+"""The roles of engines that answer clients. The others work for these alone."""
+CONNECTORS = ("shm", "mooncake", "folder")
+LONGEST_PEER_KEY = 512
+"""As long as the longest key of a client."""
+_PEER_KEY = re.compile(f"[!-~]{{0,{LONGEST_PEER_KEY}}}")
+
+
+def _peer_urls(text: str) -> str:
+    good = all(re.fullmatch(r"https?://[^\s/?#@]+/?", url) for url in peer_urls(text))
+    return "" if good else "http://HOST:PORT or https://HOST:PORT, several with commas"
+
+
+def peer_urls(text: str) -> tuple[str, ...]:
+    """Return the addresses that a setting names, without slashes at their ends."""
+    return tuple(dict.fromkeys(url.strip().rstrip("/") for url in text.split(",") if url.strip()))
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSettings:
+    """The role of this engine, and the engines that work for it."""
+
+    role: str = setting(
+        "all",
+        "What this engine does. all: everything. encode: encodes images for others. prefill: computes "
+        "prompts for others. decode: answers clients, and has prompts computed by prefill_peers. "
+        "prefill-decode: answers clients, and has images encoded by encode_peers. See docs/roles.md.",
+        choices=ROLES,
+    )
+    encode_peers: str = setting(
+        "",
+        "Addresses of engines that encode images for this one, such as http://10.0.0.5:8000, with commas.",
+        check=_peer_urls,
+        words="addresses",
+    )
+    prefill_peers: str = setting(
+        "",
+        "Addresses of engines that compute prompts for this one, with commas.",
+        check=_peer_urls,
+        words="addresses",
+    )
+    peer_key: str = setting(
+        "",
+        "Secret that all peers share: it is sent to peers, and opens the routes by which they ask this one. "
+        "FOVEA_PEER_KEY keeps it out of the process list.",
+    )
+    peer_timeout_s: float = setting(
+        10.0,
+        "Seconds without news from a peer after which its work is done here.",
+        low=0.1,
+        high=600,
+    )
+    remote_prefill_tokens: int = setting(
+        256,
+        "Fewest tokens of a prompt that are not cached here for which a prefill peer is asked.",
+        low=1,
+        high=MOST_MIB,
+    )
+    connector: str = setting(
+        "shm",
+        "How results travel to those who ask this engine. shm: shared memory of one host. mooncake: "
+        "Mooncake's transfer engine over TCP or RDMA. folder: files in transfer_dir.",
+        choices=CONNECTORS,
+    )
+    transfer_dir: str = setting(
+        "",
+        "Folder of the connectors: of their sockets (shm), or of the files (folder). Peers on one host name "
+        "the same one. Empty: a folder of this user in the system's temporary folder; folder needs a name.",
+    )
+    transfer_mib: int = setting(
+        256, "Memory, or disk space, for results that wait to be fetched, in MiB.", low=1, high=MOST_MIB
+    )
+    transfer_host: str = setting(
+        "127.0.0.1", "Address of this host for peers, for mooncake; it listens there without any key."
+    )
+    transfer_protocol: str = setting("tcp", "Protocol of mooncake.", choices=("tcp", "rdma"))
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if not _PEER_KEY.fullmatch(self.peer_key):  # the message must not show it
+            raise ConfigError(
+                f"peer_key has {len(self.peer_key)} characters, or some that cannot be sent; accepted: 1 to "
+                f"{LONGEST_PEER_KEY} printable ASCII characters without spaces",
+                param="peer_key",
+            )
+        if self.role not in SERVING_ROLES and not self.peer_key:
+            raise ConfigError(
+                f"the role {self.role} works for peers, which need a secret: set peer_key", param="peer_key"
+            )
+        if self.asked and not self.peer_key:
+            raise ConfigError(
+                "peers are named, but no secret that opens them: set peer_key", param="peer_key"
+            )
+        for role, name in (("decode", "prefill_peers"), ("prefill-decode", "encode_peers")):
+            if self.role == role and not getattr(self, name):
+                raise ConfigError(f"the role {role} needs addresses: set {name}", param=name)
+        if self.role == "encode" and self.asked:
+            raise ConfigError("the role encode works alone; it has no peers", param="role")
+        if self.role == "prefill" and self.prefill_peers:
+            raise ConfigError(
+                "the role prefill computes prompts itself; accepted: encode_peers", param="role"
+            )
+        if self.connector == "folder" and not self.transfer_dir:
+            raise ConfigError("the connector folder needs transfer_dir", param="transfer_dir")
+
+    @property
+    def asked(self) -> bool:
+        """Whether this engine asks others."""
+        return bool(self.encode_peers or self.prefill_peers)
+
+    @property
+    def answers_peers(self) -> bool:
+        """Whether others may ask this engine."""
+        return bool(self.peer_key) and self.role != "decode"
+
+
 @dataclass(frozen=True, slots=True)
 class ParallelSettings:
     """The processes that compute one model together, one for each device (docs/parallel.md)."""
@@ -661,12 +778,25 @@ class EngineOptions(TypedDict, total=False):
     draft_layer: str
     draft_model: str
     draft_quantization: str
+    role: str
+    encode_peers: str
+    prefill_peers: str
+    peer_key: str
+    peer_timeout_s: float
+    remote_prefill_tokens: int
+    connector: str
+    transfer_dir: str
+    transfer_mib: int
+    transfer_host: str
+    transfer_protocol: str
     tensor_parallel: int
     pipeline_parallel: int
     parallel_timeout_s: int
 
 
 MIB = 1024 * 1024
+ENCODER_BLOCKS = 64
+"""KV blocks of an engine that only encodes images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -680,6 +810,7 @@ class EngineConfig:
     schedule: scheduling and admission.
     visual: detail levels and visual tokens.
     speculation: expected tokens.
+    peers: role, and engines that work for this one.
     parallel: the processes that compute the model together.
     """
 
@@ -690,12 +821,19 @@ class EngineConfig:
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     visual: VisualSettings = field(default_factory=VisualSettings)
     speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
+    peers: PeerSettings = field(default_factory=PeerSettings)
     parallel: ParallelSettings = field(default_factory=ParallelSettings)
 
     @classmethod
     def of(cls, **settings: Unpack[EngineOptions]) -> EngineConfig:
         """A configuration from flat names: `EngineConfig.of(kv_blocks=64, pace=3.0)`. Raises ConfigError."""
         return build_settings(cls, settings)
+
+    def for_role(self) -> EngineConfig:
+        """Return the settings without what the engine's role has no use for."""
+        if self.peers.role == "encode":  # it computes no prompts
+            return self.changed(speculate="off", kv_blocks=ENCODER_BLOCKS, max_context=0, kv_host_mib=0)
+        return self.changed(speculate="off") if self.peers.role == "prefill" else self
 
     def changed(self, **settings: Unpack[EngineOptions]) -> EngineConfig:
         """A copy with some settings replaced. Raises ConfigError."""

@@ -223,6 +223,11 @@ class Engine:
         """
         return await self._prepare_pool.run(partial(detokenize, self.tokenizer, ids), len(ids))
 
+    async def release_offers(self, offers: Sequence[Mapping[str, Any]]) -> None:
+        """End offers to other engines. Raises InvalidRequest for what is no offer."""
+        if self.parts.peering.handover is not None:
+            self.parts.peering.handover.release(offers)
+
     def clear_caches(self, *stages: CacheStage) -> None:
         """Clear caches. Answers stay the same, but the cleared data has to be computed again.
 
@@ -276,6 +281,7 @@ class Engine:
         self._ranks.close()
         self.parts.preparer.close()
         self.parts.intake.grammars.close()
+        self.parts.peering.close()
         self.parts.slower.close()
         self._prepare_pool.close()
 

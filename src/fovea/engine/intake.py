@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from fovea.core.errors import FoveaError, InvalidImage, InvalidRequest, Overloaded
-from fovea.core.types import Delta, GenerationRequest, ModelInfo
+from fovea.core.errors import Forbidden, FoveaError, InvalidImage, InvalidRequest, Overloaded
+from fovea.core.types import Delta, GenerationRequest, ModelInfo, PlannedPrompt
 from fovea.engine.cache.embeddings import CacheShares
 from fovea.engine.config import MIB
 from fovea.engine.grammar.compiler import Grammar, GrammarCompiler, explain
-from fovea.engine.job import Event, Job, Sink
+from fovea.engine.job import Event, Export, Job, Sink
+from fovea.engine.peers.client import Fetched, Peers, Wait
 from fovea.engine.request.admission import Admission, FirstTokenGate, leave_at_end, request_size
 from fovea.engine.request.answer import AnswerState
 from fovea.engine.request.pixels import Reservation
@@ -29,6 +30,9 @@ from fovea.engine.schedule.first_tokens import Expectation
 from fovea.engine.sequence import Sequence
 from fovea.engine.step.loop import EngineLoop
 from fovea.relevance.pipeline import Realization
+
+if TYPE_CHECKING:
+    from fovea.engine.vision.encoding import VisualFeatures
 
 log = logging.getLogger("fovea.engine")
 
@@ -52,6 +56,8 @@ class Intake:
         gate: FirstTokenGate,
         shares: CacheShares,
         grammars: GrammarCompiler,
+        peers: Peers | None = None,
+        handover: Exporter | None = None,
     ) -> None:
         """loop, preparer, admission, info: parts of the engine.
 
@@ -60,6 +66,8 @@ class Intake:
         gate: admits requests by the expected time of their first token.
         shares: of the clients, in the caches of images.
         grammars: compiles the formats of answers.
+        peers: engines that work for this one; None: none do.
+        handover: offers results to engines for which this one works; None: it works for none.
         """
         self.find_realization = find_realization
         self.loop = loop
@@ -70,6 +78,18 @@ class Intake:
         self.gate = gate
         self.shares = shares
         self.grammars = grammars
+        self.peers = peers
+        self.handover = handover
+
+
+class Exporter(Protocol):
+    """Offers results of this engine (`execute.handover.Handover`)."""
+
+    layout: str
+
+    def export(self, seq: Sequence, first: int | None, outputs: Iterable[tuple[str, int]]) -> Export: ...
+
+    def keep(self, key: str, features: VisualFeatures) -> None: ...
 
 
 class Visit:
@@ -94,6 +114,7 @@ class Visit:
         self._answer: AnswerState | None = None
         self._jobs: list[Job] = []
         self._seq: Sequence | None = None
+        self._wait = Wait()
 
     def steps(self) -> Steps:
         """Yield the steps that wait, then submit the jobs to the loop.
@@ -104,12 +125,14 @@ class Visit:
         Raises the errors of these steps, such as RequestError and Overloaded.
         """
         intake, preparer, request = self._intake, self._intake.preparer, self.request
+        self._check_offering()
         form = request.sampling.format
         compiling = None if form is None else intake.grammars.compile(form, request.client)
         outline: RequestOutline = yield from self._build()
         built_at = time.monotonic()
         self._commit(outline)
-        reservation = self._reservation = preparer.reserve(outline)
+        fetched: Fetched = yield from self._ask_peers(outline)
+        reservation = self._reservation = preparer.reserve(outline, fetched.keys)
         if intake.refuse and not reservation.granted.done():
             raise Overloaded(
                 f"the request's images take about {reservation.size / MIB:.1f} MiB of processed pixels; "
@@ -120,7 +143,7 @@ class Visit:
             )
         yield reservation.granted
         prompt = yield preparer.settle(outline.prompt)
-        ready: ReadyRequest = yield partial(preparer.read, outline, prompt, reservation)
+        ready: ReadyRequest = yield partial(preparer.read, outline, prompt, reservation, fetched)
         futures = [(task.start(), number) for task, number in ready.needed_tasks]
         for future, number in futures:
             try:
@@ -158,9 +181,12 @@ class Visit:
             request.return_prompt_ids,
             offsets,
         )
+        for job in self._jobs:
+            job.seq.computed_elsewhere = fetched.computed
         if ready.prompt is outline.prompt and self._seq is not None:
             for job in self._jobs:  # the names of its blocks need not be calculated again
                 job.seq.block_hashes = list(self._seq.block_hashes)
+        self._offer_results(ready)
         intake.loop.submit(self._jobs)
 
     @property
@@ -182,8 +208,56 @@ class Visit:
         self._ready.features.clear()
         return delta
 
+    def _ask_peers(self, outline: RequestOutline) -> Generator[Step, Any, Fetched]:
+        """Let peers compute the prompt, or encode its images, and wait for them."""
+        intake, request, seq = self._intake, self.request, self._seq
+        peers, fetched = intake.peers, Fetched()
+        if peers is None or seq is None or intake.handover is None:
+            return fetched
+        if not request.encode_only:
+            prefilling = peers.prefill(request, outline.prompt, seq, self._wait)
+            if prefilling is not None:
+                fetched = yield prefilling
+        if not fetched.covered:
+            missing = intake.preparer.missing_images(outline)
+            if not request.encode_only and not (request.offering and request.offering.outputs):
+                needed = peers.needed_keys(outline.prompt, seq)
+                missing = [image for image in missing if image.key in needed]
+            encoding = peers.encode(request, missing, intake.handover.keep, self._wait)
+            if encoding is not None:
+                encoded: Fetched = yield encoding
+                fetched.features |= encoded.features
+        return fetched
+
+    def _check_offering(self) -> None:
+        """Refuse a peer whose results could not be of use, before anything is computed."""
+        offering, handover, prompt = self.request.offering, self._intake.handover, self.request.prompt
+        if offering is None:
+            return
+        if handover is None:
+            raise Forbidden("this engine works for no peers", code="role")
+        if offering.layout != handover.layout:
+            raise Forbidden(
+                "this engine has another version, model, precision or block size than the one that asks",
+                code="layout",
+            )
+        images = len(prompt.images) if isinstance(prompt, PlannedPrompt) else 0
+        if not all(0 <= number < images for number in offering.outputs):
+            raise InvalidRequest(f"outputs is {offering.outputs}; there are {images} images", param="outputs")
+
+    def _offer_results(self, ready: ReadyRequest) -> None:
+        """Offer the results of the first job to the peer that asked for them."""
+        offering, handover = self.request.offering, self._intake.handover
+        if offering is None or handover is None:
+            return
+        images = ready.prompt.images
+        outputs = [(images[number].key, images[number].plan.rows) for number in offering.outputs]
+        job = self._jobs[0]
+        job.export = handover.export(job.seq, offering.first, outputs)
+
     def leave(self) -> None:
         """Release the reservation and the place in admission, and cancel unfinished jobs."""
+        self._wait.over = True
         if self._reservation is not None:
             self._reservation.release()
         self._ticket.leave()

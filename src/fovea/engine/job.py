@@ -6,10 +6,10 @@ A job is a sequence on its way through the engine, with what only its client car
 from __future__ import annotations
 
 from asyncio import Queue
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from fovea.core.types import FinishReason, StageTimings, TokenLogprob
 from fovea.engine.sequence import NO_DRAFT_USE, DraftUse, Sequence
@@ -81,6 +81,7 @@ class Event(NamedTuple):
     timings: durations of the stages, in the choice's last event.
     dropped_tokens: tokens whose keys and values were left out, in the choice's last event.
     drafts: counts of the choice's drafts, in its last event.
+    offers: values that another engine can fetch.
     """
 
     choice: int
@@ -95,6 +96,7 @@ class Event(NamedTuple):
     timings: StageTimings = NO_TIMINGS
     dropped_tokens: int = 0
     drafts: DraftUse = NO_DRAFT_USE
+    offers: Seq[Mapping[str, Any]] = ()
 
 
 LATE = 32
@@ -136,7 +138,16 @@ def _join(first: Event, second: Event) -> Event:
             first.reading.tokens + reading.tokens,
         )
     picks, prompt = (*first.picks, *second.picks), (*first.prompt, *second.prompt)
-    return second._replace(picks=picks, reading=reading, prompt=prompt)
+    offers = (*first.offers, *second.offers)
+    return second._replace(picks=picks, reading=reading, prompt=prompt, offers=offers)
+
+
+class Export(Protocol):
+    """The values that a sequence offers to another engine."""
+
+    def take(self, seq: Sequence) -> list[Mapping[str, Any]]:
+        """Offer what has become ready, and return the offers as JSON."""
+        ...
 
 
 Sink = Callable[[Event], None]
@@ -185,6 +196,7 @@ class Job:
     encode_s: time that the encoder spent on the images for which this job was the first to wait.
     scored: log probabilities of tokens of the prompt, until the first token is sent.
     encoded_before_s: the part of encode_s that was spent before the sequence was admitted.
+    export: offers its results to another engine; None: nobody asked for them.
     """
 
     seq: Sequence
@@ -201,6 +213,7 @@ class Job:
     admitted: float | None = None
     first_token: float | None = None
     last_token: float = 0.0
+    export: Export | None = None
     choice: int = field(init=False)
 
     def __post_init__(self) -> None:

@@ -46,6 +46,7 @@ from fovea.kernels.native import pictures
 from fovea.kernels.native.build import library
 from fovea.kernels.native.instruction_sets import has_bf16_units
 from fovea.kernels.native.kernels import NativeKernels
+from fovea.kernels.shared import keep_parameters
 
 log = logging.getLogger("fovea.engine")
 DEQUANTIZE = "dequantize"
@@ -248,6 +249,8 @@ def load_model(
     model = build_model(checkpoint.path, config, device, dtype, ranks)
     ranks.attach(model.decoder, model.head)
     model.decoder.balance_keys(settings.kv.kv_dtype != "auto")
+    # An engine that only encodes needs no layers, but those with cross-attention make its outputs.
+    layers = layers and (settings.peers.role != "encode" or bool(model.decoder.config.cross_layers))
     ignored = (*model.ignored, *ranks.skipped(model.whole)) if layers else _without_layers(model)
     kernels = choose(settings.model.kernels, device, dtype, model.decoder.config.attention_heads)
     if settings.model.pin_threads and isinstance(kernels, NativeKernels):
@@ -280,6 +283,7 @@ def load_model(
         )
         fingerprint_value = fingerprint(deciding, *details)
     packer.pack_rest()
+    keep_parameters([model])  # before kernels take addresses
     model.finish_loading(kernels, recipe.head, parameters)
     compile_modules(model, modes)
     ranks.meet(device)

@@ -203,6 +203,8 @@ class Sequence:
     status: waiting, running or finished.
     finish_reason: reason for the end; None until then.
     cached_tokens: tokens of the prompt that were found in the prefix cache.
+    computed_elsewhere: tokens of the prompt that another engine has computed for it. They do not count as
+        cached.
     reusable_tokens: tokens of the prompt that were in the prefix cache when it arrived.
     preemptions: how often the sequence lost its blocks and was sent back to the queue.
     priority: smaller numbers first, under the policy `priority`.
@@ -241,6 +243,7 @@ class Sequence:
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0
+    computed_elsewhere: int = 0
     reusable_tokens: int = 0
     preemptions: int = 0
     priority: int = 0

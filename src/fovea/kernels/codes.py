@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fovea.kernels.activation import finish
+from fovea.kernels.shared import keep
 
 VALUES_AT_ONCE = 1 << 20
 """Number of values that are computed together, through copies in float32."""
@@ -199,7 +200,8 @@ class CodedProduct:
         self, parts: Sequence[Codes], bias: Tensor | None, activation: str | None, gated: bool
     ) -> None:
         self._k = parts[0].shape[1]
-        self._parts = [_in_pairs(part) for part in map(_in_small_types, parts)]
+        pairs = [_in_pairs(part) for part in map(_in_small_types, parts)]
+        self._parts = [replace(part, codes=keep(part.codes)) for part in pairs]
         self._bias, self._activation, self._gated = bias, activation, gated
 
     @property

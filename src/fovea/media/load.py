@@ -23,7 +23,7 @@ from typing import NamedTuple, NoReturn, TypeVar
 from fovea.core.errors import InvalidImage, InvalidMedia, InvalidRequest, Overloaded, RequestError
 from fovea.core.measure import stage
 from fovea.core.media import Image, Payload, Rgb, Video
-from fovea.core.types import ChatPrompt, ImagePart, Prompt, VideoPart
+from fovea.core.types import ChatPrompt, ImagePart, PlannedPrompt, Prompt, VideoPart
 from fovea.media.cache import DecodedImageCache
 from fovea.media.fetch.fetcher import FetchCache, Fetcher
 from fovea.media.image.decode import identify
@@ -167,6 +167,9 @@ class MediaLoader:
 
     def release(self, prompt: Prompt) -> None:
         """Count the files of a request no longer. The request has ended."""
+        if isinstance(prompt, PlannedPrompt):
+            for planned in prompt.images:
+                self.budget.release(planned.image.pixels)
         if not isinstance(prompt, ChatPrompt):
             return
         for message in prompt.messages:
@@ -338,6 +341,9 @@ class EncodedPixels:
     @property
     def size(self) -> int:
         return len(self.data)
+
+    def file(self) -> bytes:
+        return self.data
 
     def read(self) -> Rgb:
         started = time.perf_counter()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from fovea.planner.capacity import TOWER
-from fovea.planner.cost import CostModel
 from fovea.planner.memory import weight_bytes
+from fovea.planner.option import HEADROOM, Option
 from fovea.planner.roofline import Setup
-from fovea.planner.steady import Demand, decode_step, mean_demand
-from fovea.planner.workload import Tokens
+from fovea.planner.steady import Demand, mean_demand, most_rate, open_load
+from fovea.planner.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,58 +63,124 @@ def divisions(setup: Setup, exchanges: int, micro_batches: int = 4) -> list[Divi
     return sorted(found, key=lambda division: (division.kv_copies, division.bubble))
 
 
+WORTH_SPLIT = 1.05
+"""Encoders apart are recommended if they serve more than this multiple of the requests per second."""
+GAP_LOAD = 0.7
+"""Gaps are compared at most at this share of the highest rate."""
+
+
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Encoders on replicas of their own beside those that decode.
+    """Encoders on replicas of their own beside those that decode, against as many that do both.
 
     encoders, decoders: replicas of each.
-    requests_per_s: of all together.
-    integrated_per_s: of as many replicas that do both.
-    itl_s: mean time between tokens; `integrated_itl_s` with encoding in between.
+    requests_per_s, integrated_per_s: highest rates of all replicas together that meet the targets, with
+        encoders apart and without; 0: they never meet them.
+    at_per_s: rate of the times below: the workload's, or a part of the highest rate of the slower way.
+    itl_s, integrated_itl_s: mean time between tokens. `itl_p_s`, `integrated_itl_p_s`: at the percentile of
+        the targets.
     transfer_s: sending the encoder's output of one request over the link.
+    recommended: whether encoders apart are worth it.
     """
 
     encoders: int
     decoders: int
     requests_per_s: float
     integrated_per_s: float
+    at_per_s: float
     itl_s: float
     integrated_itl_s: float
+    itl_p_s: float
+    integrated_itl_p_s: float
     transfer_s: float
+    recommended: bool
+
+    @property
+    def replicas(self) -> int:
+        return self.encoders + self.decoders
 
 
-def best_split(
-    setup: Setup, cost: CostModel, mix: list[tuple[float, Demand, Tokens]], replicas: int, batch: int
-) -> Split | None:
-    """Return the best division of replicas into encoders and decoders; None: there are not enough.
+def best_split(option: Option, workload: Workload, replicas: int) -> Split | None:
+    """Return the best division of replicas into encoders and decoders, and whether it is worth it.
 
-    batch: sequences that decode together in a replica.
+    Encoders take time away from no decode. In return they have only images to do, and decoders only the
+    rest, so that one of both waits for the other unless their work has just the ratio of their numbers.
+    Without targets encoders apart never serve more requests; with targets they can.
+
+    Returns None if there are not enough replicas, no request has an image to encode, or the model does not
+    fit.
     """
-    mean = mean_demand([(share, one) for share, one, _ in mix])
-    if replicas < 2 or not mean.encode:
+    cost, mix, running = option.cost, option.mix, option.max_running
+    mean = mean_demand(mix)
+    if replicas < 2 or not mean.encode or not running:
         return None
-    step = decode_step(cost, batch, mean.context)
-    decode = mean.tokens * step / batch
+    setup = option.setup
+    rows = sum(one.share * sum(one.tokens.encoder_rows) * one.tokens.encoded for one in option.kinds)
+    link = setup.hardware.link_bandwidth * setup.hardware.share("link")
+    sent = rows * cost.visual_token_bytes / link if link else 0.0
+    apart = [(share, _without_images(one, sent * one.encode / mean.encode)) for share, one in mix]
+    targets = {"ttft_s": workload.ttft_ms / 1e3, "itl_s": workload.itl_ms / 1e3}
+    percentile = workload.percentile
+    one_decoder = most_rate(cost, apart, running, **targets, percentile=percentile)
+    # A queue in front of the encoders delays first tokens, and grows without end when they are always busy.
+    one_encoder = (HEADROOM if workload.ttft_ms else 1.0) / mean.encode
     rates = {
-        encoders: min(encoders / mean.encode, (replicas - encoders) / (mean.prefill + decode))
+        encoders: min(encoders * one_encoder, (replicas - encoders) * one_decoder)
         for encoders in range(1, replicas)
     }
     encoders = max(rates, key=lambda count: rates[count])
-    integrated = replicas / (mean.first + decode)
-    sent = sum(share * sum(tokens.encoder_rows) * tokens.encoded for share, _, tokens in mix)
-    link = setup.hardware.link_bandwidth * setup.hardware.share("link")
-    decoders = replicas - encoders
-    prompts = rates[encoders] / decoders * mean.prefill
-    both = integrated / replicas * mean.first
+    rate, decoders = rates[encoders], replicas - encoders
+    integrated = replicas * most_rate(cost, mix, running, **targets, percentile=percentile)
+    slower = min(rate, integrated) or max(rate, integrated)
+    at = min(workload.requests_per_s, GAP_LOAD * slower) or workload.requests_per_s
+    one = open_load(cost, apart, at / decoders, running, percentile)
+    other = open_load(cost, mix, at / replicas, running, percentile)
+    itl_p, integrated_p = (math.inf if speed is None else speed.itl_p_s for speed in (one, other))
+    target = targets["itl_s"]
+    saves_gaps = bool(target) and itl_p <= target < integrated_p
     return Split(
         encoders,
         decoders,
-        rates[encoders],
+        rate,
         integrated,
-        step / max(1e-9, 1 - prompts),
-        step / max(1e-9, 1 - both),
-        sent * cost.visual_token_bytes / link if link else 0.0,
+        at,
+        math.inf if one is None else one.itl_s,
+        math.inf if other is None else other.itl_s,
+        itl_p,
+        integrated_p,
+        sent,
+        rate > WORTH_SPLIT * integrated or (saves_gaps and rate >= workload.requests_per_s),
     )
+
+
+def split_sentence(split: Split | None, workload: Workload) -> str:
+    """Say in a sentence whether some replicas should only encode, with the figures of both ways."""
+    if split is None:
+        return "Encoders apart: no request has an image to encode, so there is nothing to split."
+    target = " within the targets" if workload.ttft_ms or workload.itl_ms else ""
+    gap, other = _milliseconds(split.itl_p_s), _milliseconds(split.integrated_itl_p_s)
+    gaps = f"between tokens, at {workload.percentile:g}% and {split.at_per_s:.3g} requests/s"
+    few = f"{split.encoders} of {split.replicas} replicas"
+    if split.recommended:
+        return (
+            f"Encoders apart: let {few} only encode (role encode): {split.requests_per_s:.3g} "
+            f"requests/s{target} instead of {split.integrated_per_s:.3g}, and {gap} instead of {other} "
+            f"{gaps}."
+        )
+    return (
+        f"Encoders apart: no, let all replicas do everything: {split.integrated_per_s:.3g} "
+        f"requests/s{target}, and {other} {gaps}; if {few} only encoded, it would be "
+        f"{split.requests_per_s:.3g} requests/s and {gap}."
+    )
+
+
+def _milliseconds(seconds: float) -> str:
+    return "too long" if math.isinf(seconds) else f"{1e3 * seconds:.1f} ms"
+
+
+def _without_images(one: Demand, sent: float) -> Demand:
+    """The demand of a request whose images come from elsewhere: it waits for them before it is scheduled."""
+    return replace(one, encode=0.0, prepare=one.prepare + one.encode + sent)
 
 
 def _divisors(number: int) -> list[int]:

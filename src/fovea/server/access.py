@@ -5,6 +5,8 @@ Keys can change while the server runs (`access.table`).
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -16,7 +18,7 @@ from fovea.access.audit import Audit
 from fovea.access.key_table import KeyTable
 from fovea.access.keys import Key, KeyFile, Keys, find_key, fingerprint, hash_of_key
 from fovea.access.log import AccessLog
-from fovea.core.errors import ConfigError
+from fovea.core.errors import ConfigError, Unauthorized
 from fovea.http.browsers import Browsers
 from fovea.server.clients import ANYONE, Caller, Client, Limits
 
@@ -31,6 +33,7 @@ METRICS = "/metrics"
 VERSION = "/version"
 ADMIN = "/admin"
 LIVE = f"{ADMIN}/live"
+PEERS = "/peer/"
 PAGES = ("/", ADMIN)
 ANY = frozenset(("api", "admin", "metrics"))
 NOUNS = {"metrics": "metrics key", "admin": "admin key", "api": "API key"}
@@ -80,7 +83,7 @@ class Rules:
 
     def roles(self, path: str) -> frozenset[str]:
         """Return the roles that open a path; a key needs one of them. Empty: the path is open to all."""
-        if path in OPEN or (self.page and is_page(path)):
+        if path in OPEN or path.startswith(PEERS) or (self.page and is_page(path)):
             return frozenset()
         if path == METRICS:
             return self._metrics_roles()
@@ -142,6 +145,7 @@ class Access:
             docs=access.docs,
             page=access.page == "on",
         )
+        self._peer = hashlib.sha256(settings.peer_key.encode()).digest() if settings.peer_key else b""
         self._browsers = Browsers(settings.http.server_names, access.cors_origins)
         self._scoped = settings.cache_scope == "key"
         self._clock, self._now = clock, now
@@ -170,7 +174,7 @@ class Access:
         Raises Forbidden.
         """
         path = scope["path"]
-        if not self.rules.api and path not in OPEN:
+        if not self.rules.api and path not in OPEN and not path.startswith(PEERS):
             self._browsers.check(scope, page=is_page(path) or path in DOCS)
 
     def authenticate(self, path: str, authorization: bytes, caller: Caller) -> None:
@@ -180,6 +184,8 @@ class Access:
         caller: gets client, tenant and fingerprint.
         Raises Unauthorized if the path needs a key and the header has none that opens it.
         """
+        if path.startswith(PEERS):
+            self._check_peer(authorization, caller)
         roles = self.rules.roles(path)
         if roles:
             key = self._key(authorization, roles, caller)
@@ -256,6 +262,13 @@ class Access:
             del self._clients[name]
         self._shares = {key.tenant: key.limits.cache_share for key in keys}
         self._api_clients = len({key.name for key in keys if "api" in key.roles})
+
+    def _check_peer(self, authorization: bytes, caller: Caller) -> None:
+        """Check the key of another engine. Raises Unauthorized."""
+        hashed = hash_of_key(authorization, self._table.longest, "peer key")
+        caller.fingerprint = fingerprint(hashed)
+        if not self._peer or not hmac.compare_digest(hashed, self._peer):
+            raise Unauthorized("the peer key is wrong; it is peer_key in the settings of all peers")
 
     def _key(self, authorization: bytes, roles: frozenset[str], caller: Caller) -> Key[Limits]:
         kind = noun(roles)

@@ -10,6 +10,7 @@ from typing import Any
 
 from fovea import __version__
 from fovea.api.unknown import HEADER
+from fovea.core.errors import Forbidden
 from fovea.core.protocols import EngineClient
 from fovea.http.address import Proxies
 from fovea.http.bodies import BodyBudget, Receive, Scope, Send
@@ -24,7 +25,7 @@ from fovea.observe.device import Devices
 from fovea.observe.metrics import Metrics
 from fovea.observe.request_log import SlowRequests
 from fovea.observe.tracer import open_tracer
-from fovea.server.access import Access
+from fovea.server.access import Access, is_limited
 from fovea.server.batch_runner import BatchRunner
 from fovea.server.batch_store import BatchStore
 from fovea.server.clients import Caller, Places
@@ -41,6 +42,7 @@ from fovea.server.routes import (
     models,
     page,
     pdf,
+    peers,
     predict,
     responses,
 )
@@ -54,6 +56,8 @@ log = logging.getLogger("fovea.server")
 EXPOSED = ("x-request-id", "retry-after", HEADER)
 """Headers of answers that pages of other origins may read."""
 METHODS = ("GET", "POST", "DELETE")
+WORKERS = ("encode", "prefill")
+"""Roles of engines that answer no clients."""
 DOCS = {
     "/docs": '<div id="ui"></div><script src="https://cdn.jsdelivr.net/npm/swagger-ui-dist@5/swagger-ui-bundle.js">'
     '</script><link rel="stylesheet" href="https://cdn.jsdelivr.net/npm/swagger-ui-dist@5/swagger-ui.css">'
@@ -152,9 +156,20 @@ class App:
         if self._cross_origin is not None:
             request.extra |= self._cross_origin.headers(request.header(b"origin"))
         request.check()
+        self._check_role(request.path)
         route, names = self.router.find(request.method, request.path)
         request.route = route.path
         await route.answer(request, names)
+
+    def _check_role(self, path: str) -> None:
+        """Refuse what the engine's role leaves to others."""
+        role = self.state.settings.role
+        if role in WORKERS and is_limited(path) and not path.startswith("/v1/models"):
+            raise Forbidden(
+                f"this server has the role {role} and works for other servers alone; accepted: requests to a "
+                "server with the role all, decode or prefill-decode",
+                code="role",
+            )
 
 
 def create_app(engine: EngineClient, settings: ServerSettings | None = None) -> App:
@@ -223,6 +238,8 @@ def _divide_caches(state: ServerState) -> None:
 def _routes(app: App, *, with_page: bool, with_docs: bool) -> list[Route]:
     modules = (chat, completions, responses, messages, predict, files, images, models, admin, pdf)
     routes = [route for module in modules for route in module.routes.all]
+    if app.state.settings.peer_key:
+        routes += peers.routes.all
     if with_page:
         page.read_files()
         routes += page.routes.all

@@ -27,6 +27,7 @@ from fovea.core.types import (
     Completion,
     Delta,
     GenerationRequest,
+    PlannedPrompt,
     Prompt,
     TextPart,
     TextPrompt,
@@ -162,11 +163,12 @@ class Generation:
 
     def _begin(self) -> AsyncIterator[Delta]:
         request, state, client = self._request, self._request.state, self._request.caller.client
+        asked = self._asked
         self._asked = asked = replace(
-            self._asked,
-            id=f"{request.request_id}-{self._asked.id}",
+            asked,
+            id=f"{request.request_id}-{asked.id}",
             cache_share=client.limits.cache_share,
-            client=request.party,
+            client=asked.client if any(asked.client) else request.party,
         )
         stream = state.engine.stream(asked)
         self._charge = Charge(request, asked, check=not request.begun)
@@ -179,6 +181,8 @@ class Generation:
         return stream
 
     def _note(self, delta: Delta) -> None:
+        if delta.offers and not delta.token_ids and delta.usage is None:
+            return  # nothing of an answer
         state, last, now = self._request.state, self._last, time.perf_counter()
         state.tracking.note(self._run, delta, now)
         if not last:
@@ -322,7 +326,7 @@ def _prompt_size(prompt: Prompt) -> tuple[int, int]:
         return _bytes(texts), len(parts) - len(texts)
     if isinstance(prompt, TextPrompt):
         return _bytes([prompt.text]), len(prompt.images)
-    return len(prompt.ids) * BYTES_PER_TOKEN, 0
+    return len(prompt.ids) * BYTES_PER_TOKEN, len(prompt.images) if isinstance(prompt, PlannedPrompt) else 0
 
 
 def _bytes(texts: list[str]) -> int:

@@ -142,6 +142,8 @@ class ServerSettings:
         check=check_key,
         internal=True,
     )
+    role: str = setting("all", "The engine's role.", internal=True)
+    peer_key: str = setting("", "Secret of the engines for which this one works.", internal=True)
     cache_scope: str = setting(
         "shared",
         "shared: requests with the same cache_salt share all caches; "

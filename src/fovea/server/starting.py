@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
 
 from fovea.core.errors import Unavailable
 from fovea.core.protocols import CacheStage, EngineClient, EngineStatus
@@ -86,6 +87,9 @@ class StartingClient:
 
     def stats(self) -> Mapping[str, float]:
         return self._engine.stats() if self._engine else {}
+
+    async def release_offers(self, offers: Sequence[Mapping[str, Any]]) -> None:
+        await self._require_engine().release_offers(offers)
 
     def clear_caches(self, *stages: CacheStage) -> None:
         self._require_engine().clear_caches(*stages)

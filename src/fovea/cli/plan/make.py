@@ -55,10 +55,10 @@ def make_plan(
     advice = _advice(model, workload, best.option if best else None, hardware) if compare_engines else None
     if best is None:
         any_option = evaluate(Setup(model.shape, hardware[0], RECIPES["none"]), workload, model.count)
-        return Plan(model, workload, any_option.kinds, found, None, advice=advice, notes=notes)
+        split = best_split(any_option, workload, 2)
+        return Plan(model, workload, any_option.kinds, found, None, split=split, advice=advice, notes=notes)
     option = best.option
     setup = option.setup
-    mix = [(one.share, one.demand, one.tokens) for one in option.kinds]
     batch = max(1, round(option.speed.batch)) if option.speed else 1
     exchanges = reductions(model.shape)
     return Plan(
@@ -69,7 +69,7 @@ def make_plan(
         simulate_option(option, workload) if simulate else None,
         savings=savings(option, workload, model.count),
         divisions=divisions(setup, exchanges) if setup.devices > 1 else (),
-        split=best_split(setup, option.cost, mix, max(2, option.replicas), batch),
+        split=best_split(option, workload, max(2, option.replicas)),
         speculation=_speculation(option, batch),
         advice=advice,
         notes=notes,

@@ -19,6 +19,7 @@ from fovea.cli.advise import show_advice
 from fovea.cli.plan.result import Plan
 from fovea.core.errors import ConfigError
 from fovea.planner.option import Option, evaluate
+from fovea.planner.parallel import split_sentence
 from fovea.planner.recommend import Choice
 from fovea.planner.stages import request_stages
 
@@ -58,13 +59,8 @@ def _divisions(plan: Plan, console: Console) -> None:
                 str(one.exchanges), f"{one.bubble:.0%}",
             )  # fmt: skip
         console.print(table)
-    split = plan.split
-    if split is not None:
-        console.print(
-            f"encoders apart: {split.encoders} of {split.encoders + split.decoders} replicas encode, "
-            f"{split.requests_per_s:.2f} requests/s instead of {split.integrated_per_s:.2f}, a token every "
-            f"{1e3 * split.itl_s:.1f} instead of {1e3 * split.integrated_itl_s:.1f} ms"
-        )
+    if plan.recommendation.best is not None or (plan.split is not None and plan.split.recommended):
+        console.print(split_sentence(plan.split, plan.workload))
 
 
 GB = 1e9

@@ -58,7 +58,8 @@ def pool_sizes(
     group = decoder.window
     needed = 0 if group is None else _window_blocks(config, decoder, group)
     if config.kv.kv_blocks:
-        _check_window("kv_blocks", config.kv.kv_blocks, needed)
+        if config.peers.role != "encode":  # which computes no prompts
+            _check_window("kv_blocks", config.kv.kv_blocks, needed)
         return PoolSizes(config.kv.kv_blocks, config.kv.kv_blocks if needed else 0)
     kind = model.dtype.itemsize, pool_format(config, model)
     windowed = 0 if group is None else group.bytes_per_token(*kind) * size

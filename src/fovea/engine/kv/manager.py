@@ -316,8 +316,9 @@ class KVManager:
         if not seq.preemptions:
             # After a preemption the sequence finds blocks that it computed itself: they do not count as cache
             # hits.
-            seq.cached_tokens = min(seq.computed_tokens, len(seq.prompt_ids))
-            self.hit_tokens += seq.computed_tokens
+            cached = max(0, seq.computed_tokens - seq.computed_elsewhere)
+            seq.cached_tokens = min(cached, len(seq.prompt_ids))
+            self.hit_tokens += cached
             self.query_tokens += seq.length
         if self.states is not None:
             names = self.states.admit(seq, match.state)
@@ -375,10 +376,13 @@ class KVManager:
                 self._moves.append(Move("save", block, slot, self.block_size))
         if seq.kept.until:  # kept rows, and those after them, are never looked for in host memory
             return self.pool.take(Kind.TEXT)
-        start = index * self.block_size
+        return self.pool.take(self._kind(seq, index * self.block_size))
+
+    def _kind(self, seq: Sequence, start: int) -> Kind:
+        """The kind of the block of a sequence that begins with its token number `start`."""
         if seq.spans_between(start, start + self.block_size):
-            return self.pool.take(Kind.VISUAL)
-        return self.pool.take(Kind.LEAD if seq.spans and start < seq.spans[-1].start else Kind.TEXT)
+            return Kind.VISUAL
+        return Kind.LEAD if seq.spans and start < seq.spans[-1].start else Kind.TEXT
 
     def can_rewind(self, seq: Sequence) -> bool:
         """Whether there are blocks for the copies that `rewind` makes."""
@@ -465,6 +469,34 @@ class KVManager:
             self.window.pool.forget_all()
         if self.states is not None:
             self.states.slots.forget_all()
+
+    def adopt(self, seq: Sequence, position: int, *, windowed: bool = False) -> int | None:
+        """Give a free block the name of a prefix whose keys and values come from another engine.
+
+        The caller writes them into the block before the next step. Only what nobody uses is evicted for it.
+
+        seq: any sequence that begins with this prefix.
+        position: tokens of the prefix. If it ends inside a block, the block holds only the first rows.
+        windowed: the block is one of layers with a sliding window.
+        Returns the block; None: the prefix is cached already, or no block is free.
+        """
+        pool = self.pool if self.window is None or not windowed else self.window.pool
+        name, rows = self.names.at(seq, position), position % self.block_size
+        known = pool.find_part(name) if rows else pool.find(name)
+        if known is not None or not pool.free or not self.share_prefixes:
+            return None
+        start = (position - 1) // self.block_size * self.block_size
+        block = pool.take(self._kind(seq, start))
+        if rows:
+            pool.publish_part(block, name, rows)
+        else:
+            pool.publish(block, name)
+        pool.release(block)
+        return block
+
+    def adopt_state(self, seq: Sequence, position: int) -> int | None:
+        """Take a slot for the state after a prefix, which comes from another engine. See `adopt`."""
+        return None if self.states is None else self.states.adopt(seq, position)
 
     def _future_part_names(self, seq: Sequence) -> list[bytes]:
         """The names that first rows of blocks will get. After a point there are none."""

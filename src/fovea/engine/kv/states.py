@@ -313,6 +313,19 @@ class Checkpoints:
         seq.state = None
         del self._sequences[seq.id]
 
+    def adopt(self, seq: Sequence, position: int) -> int | None:
+        """Take a slot for a checkpoint after a prefix of a sequence, whose state comes from elsewhere.
+
+        The rows of KV that belong to it must have their name already, if it ends inside a block.
+        Returns the slot; None: there is one of this name, or none is free.
+        """
+        name = self._names.at(seq, position)
+        slot = None if self.slots.find(name) is not None else self.slots.take()
+        if slot is not None:
+            self.slots.publish(name, slot)
+            self._note(seq, position, name)
+        return slot
+
     def _drop_due(self, positions: list[int]) -> None:
         self._due.subtract(positions)
         for position in positions:

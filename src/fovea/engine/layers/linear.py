@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fovea.engine.layers.ranks import ALONE, Ranks
+from fovea.kernels import shared
 from fovea.kernels.activation import check_activation, finish
 from fovea.kernels.base import Kernels, Product, TableProduct
 from fovea.kernels.codes import Codes, Format
@@ -94,7 +95,9 @@ class Linear(nn.Module):
             self.product = kernels.product(self.weight.data, *details)
         else:
             self.product = kernels.quantized_product(self.weight.data, *details, format)
-        if self.product is not None and not keep:
+        if self.product is None:
+            self.weight.data = shared.keep(self.weight.data)
+        elif not keep:
             self.weight.data = self.weight.data.new_empty(0)
 
     @property
@@ -248,9 +251,10 @@ class Embedding(nn.Module):
         self.weight.data = self.weight.data.new_empty(0)
 
     def pack(self, kernels: Kernels) -> None:
-        """Pack a table that is quantized. Other tables stay as they are."""
+        """Pack a table that is quantized. Other tables stay plain."""
         parts, self.codes = self.codes, []
         if not parts:
+            self.weight.data = shared.keep(self.weight.data)
             return
         self.quantized = kernels.coded_product(parts, None, None, False, self.weight.dtype)
         self.format = parts[0].format

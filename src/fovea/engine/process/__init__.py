@@ -3,5 +3,6 @@
 - `client`: the server's side, an `EngineClient`. It starts the process. It must not import torch.
 - `host`: the engine's side, the process itself.
 - `messages`: the messages between the two.
+- `road`: how pixels travel.
 - `sources`: what the process loads.
 """

@@ -21,8 +21,9 @@ from fovea.core.errors import EngineError, FoveaError, Unavailable
 from fovea.core.media import Abandoned, Rgb
 from fovea.core.protocols import CacheStage, EngineStatus
 from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
-from fovea.engine.process.host import Start
+from fovea.engine.process.host import Place, Start
 from fovea.engine.process.messages import LENGTH, Entry, Kind, pack, unpack_answers
+from fovea.engine.process.road import Road
 from fovea.engine.process.sources import EngineSource
 from fovea.engine.request.admission import Admission, Ticket
 
@@ -34,6 +35,8 @@ READERS = 4
 """Threads that decode pixels and frames for the engine."""
 FRAMES_AHEAD = 2
 """Frames of a video that are sent before the engine has taken the first."""
+ALONE = Place()
+"""Place of a process that is the only one, and runs where the server does."""
 DIED = "the engine stopped unexpectedly; see the server's log"
 log = logging.getLogger("fovea.server")
 
@@ -68,12 +71,14 @@ class RemoteEngine:
     The figures of `stats` are up to 0.2 seconds old.
     """
 
-    def __init__(self, source: EngineSource, *, log_format: str = "text") -> None:
+    def __init__(self, source: EngineSource, *, log_format: str = "text", place: Place = ALONE) -> None:
         """Start the process and wait until its engine is loaded. Raises the errors of loading.
 
+        place: where the process runs, and the pool of weights that it inherits.
         Raises EngineError if the process ends before that.
         """
-        self._connection, self._process = _start()
+        self._road = Road(sends=True)
+        self._connection, self._process = _start(() if place.pool is None else (place.pool,))
         self.pid = self._process.pid
         self._file = self._connection.makefile("rb", buffering=1 << 20)
         self._sources: dict[int, Any] = {}
@@ -88,12 +93,13 @@ class RemoteEngine:
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         try:
             level = logging.getLogger("fovea").getEffectiveLevel()
-            start = Start(source, level, log_format)
+            start = Start(source, level, log_format, self._road.folder, place)
             self._connection.sendall(_framed(pack(tuple(start), self._lend)))
             self._info, most = self._wait_until_ready()
         except BaseException:
             self._connection.close()
             self._kill()
+            self._road.close()
             raise
         self._admission = Admission(most, 1, 1, refuse=False)
         self._readers = ThreadPoolExecutor(READERS, "fovea-pixels")
@@ -153,6 +159,9 @@ class RemoteEngine:
     def stats(self) -> Mapping[str, float]:
         return self._stats
 
+    async def release_offers(self, offers: Sequence[Mapping[str, Any]]) -> None:
+        await asyncio.wrap_future(self._call("release_offers", list(offers)))
+
     def clear_caches(self, *stages: CacheStage) -> None:
         try:
             self._call("clear_caches", *stages).result(CALL_TIMEOUT_S)
@@ -180,6 +189,7 @@ class RemoteEngine:
         for thread in self._threads:
             thread.join(END_S)
         self._connection.close()
+        self._road.close()
 
     def _kill(self) -> None:
         self._process.kill()
@@ -276,8 +286,8 @@ class RemoteEngine:
     def _answer(self, number: int, frames: Frames, source: int, method: str, args: tuple[Any, ...]) -> None:
         """Answer a question of the engine about pixels or frames, in a worker thread."""
         try:
-            for item in _items(self._sources[source], method, args, frames):
-                self._send(Kind.ITEM, number, item)
+            for data, seconds in _items(self._sources[source], method, args, frames):
+                self._send(Kind.ITEM, number, self._road.send(data), seconds)
                 frames.wait()
             self._send(Kind.DONE, number)
         except (FoveaError, Abandoned) as error:
@@ -343,15 +353,20 @@ class Frames:
         return self.abandoned
 
 
-def _items(source: Any, method: str, args: tuple[Any, ...], frames: Frames) -> Iterator[Any]:
-    """Yield what a question asks for: pixels and the seconds that decoding took, or frames."""
+def _items(
+    source: Any, method: str, args: tuple[Any, ...], frames: Frames
+) -> Iterator[tuple[bytes | memoryview, float]]:
+    """Yield what a question asks for: pixels, a file or frames, each with the seconds of decoding."""
     if method == "pixels":
         pixels = source if isinstance(source, Rgb) else source.read()
-        yield bytes(pixels), 0.0 if isinstance(source, Rgb) else source.seconds
+        yield pixels, 0.0 if isinstance(source, Rgb) else source.seconds
+    elif method == "file":
+        yield b"" if isinstance(source, Rgb) else source.file(), 0.0
     elif method == "check":
         source.check(*args)
     else:
-        yield from map(bytes, source.read(*args, frames.is_abandoned))
+        for frame in source.read(*args, frames.is_abandoned):
+            yield frame, 0.0
 
 
 def deltas_of(entries: Sequence[Entry]) -> Iterator[Delta]:
@@ -379,15 +394,18 @@ def _framed(data: bytes) -> bytes:
     return LENGTH.pack(len(data)) + data
 
 
-def _start() -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """Start the process, and return the connection to it. It is in a session of its own, without Ctrl-C."""
+def _start(inherited: Sequence[int]) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Start the process, and return the connection to it. It is in a session of its own, without Ctrl-C.
+
+    inherited: descriptors that it gets.
+    """
     ours, theirs = socket.socketpair()
     try:
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "fovea.engine.process.host", str(theirs.fileno())],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(), *inherited),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )

@@ -23,15 +23,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import uvloop
 
 from fovea.core.errors import EngineError, FoveaError
+from fovea.core.hardware import share_machine
 from fovea.core.media import Abandoned, Rgb
 from fovea.core.types import Delta, GenerationRequest
 from fovea.engine.process.messages import LENGTH, Entry, Kind, pack_answers, unpack
-from fovea.engine.process.sources import EngineSource, Hosted
+from fovea.engine.process.road import Road
+from fovea.engine.process.sources import EngineSource, Hosted, share_weights
 from fovea.observe.logs import formatter
 
 STATE_S = 0.2
@@ -47,12 +50,33 @@ WAKE_S = 0.05
 log = logging.getLogger("fovea.engine")
 
 
+class Place(NamedTuple):
+    """The part of the machine that a process has for itself, and what it shares with others.
+
+    cores: the CPUs on which it runs; (): those of the server.
+    processes: number of engine processes of the server, this one included.
+    pool: descriptor of the pool of weights that they share; None: there is none.
+    """
+
+    cores: tuple[int, ...] = ()
+    processes: int = 1
+    pool: int | None = None
+
+    def take(self) -> None:
+        """Move this process to its place. To be called before torch is imported and threads are started."""
+        share_machine(self.processes)
+        if self.cores:
+            os.sched_setaffinity(0, self.cores)
+
+
 class Start(NamedTuple):
-    """The first message: what to load, and how to write the log."""
+    """The first message: what to load, how to write the log, the folder of the road for pixels, the place."""
 
     source: EngineSource
     log_level: int
     log_format: str
+    road: Path
+    place: Place
 
 
 class RemotePixels:
@@ -65,10 +89,12 @@ class RemotePixels:
         self.seconds = seconds
 
     def read(self) -> Rgb:
-        pixels: Rgb
-        (answer,) = self._host.ask(self._number, "pixels")
-        pixels, self.seconds = answer
-        return pixels
+        ((pixels, self.seconds),) = self._host.ask(self._number, "pixels")
+        return memoryview(pixels)
+
+    def file(self) -> bytes:
+        ((data, _),) = self._host.ask(self._number, "file")
+        return bytes(data)
 
     def __del__(self) -> None:
         self._host.forget(self._number)
@@ -86,7 +112,8 @@ class RemoteFrames:
             pass
 
     def read(self, indices: Sequence[int], abandoned: Callable[[], bool] = lambda: False) -> Iterator[Rgb]:
-        return self._host.ask(self._number, "frames", list(indices), abandoned=abandoned)
+        items = self._host.ask(self._number, "frames", list(indices), abandoned=abandoned)
+        return (memoryview(frame) for frame, _ in items)
 
     def __del__(self) -> None:
         self._host.forget(self._number)
@@ -95,13 +122,14 @@ class RemoteFrames:
 class Host(asyncio.Protocol):
     """Serves an engine over a connection. All methods but `ask` and `forget` are for the event loop."""
 
-    def __init__(self, engine: Hosted) -> None:
+    def __init__(self, engine: Hosted, road: Road) -> None:
         self._engine = engine
+        self._road = road
         self._loop = asyncio.get_running_loop()
         self._data = bytearray()
         self._out: list[Entry] = []
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._asks: dict[int, queue.SimpleQueue[tuple[Kind, Any]]] = {}
+        self._asks: dict[int, queue.SimpleQueue[tuple[Any, ...]]] = {}
         self._numbers = itertools.count()
         self._transport: asyncio.Transport
         self.gone = asyncio.Event()
@@ -138,10 +166,10 @@ class Host(asyncio.Protocol):
 
     def ask(
         self, source: int, method: str, *args: Any, abandoned: Callable[[], bool] = lambda: False
-    ) -> Iterator[Any]:
+    ) -> Iterator[tuple[bytes | bytearray, float]]:
         """Ask the server for the items of one of its sources. For a worker thread, which waits.
 
-        Raises the error of the source.
+        Each comes with the seconds that decoding it took. Raises the error of the source.
         """
         number, ended = next(self._numbers), False
         answers = self._asks[number] = queue.SimpleQueue()
@@ -150,7 +178,7 @@ class Host(asyncio.Protocol):
         try:
             while True:
                 try:
-                    kind, value = answers.get(timeout=WAKE_S)
+                    kind, *values = answers.get(timeout=WAKE_S)
                 except queue.Empty:
                     if not told and abandoned():
                         told = True
@@ -159,9 +187,10 @@ class Host(asyncio.Protocol):
                 if kind is not Kind.ITEM:
                     ended = True
                     if kind is Kind.FAILED:
-                        raise value
+                        raise values[0]
                     return
-                yield value
+                sent, seconds = values
+                yield self._road.receive(sent), seconds
                 if abandoned():
                     raise Abandoned
                 self._post_soon(Kind.MORE, number, False)
@@ -191,7 +220,7 @@ class Host(asyncio.Protocol):
             if (task := self._tasks.get(number)) is not None:
                 task.cancel()
         elif (answers := self._asks.get(number)) is not None:
-            answers.put((kind, values[0] if values else None))
+            answers.put((kind, *values))
 
     def _begin(self, number: int, work: Any) -> None:
         task = self._tasks[number] = self._loop.create_task(work)
@@ -209,7 +238,8 @@ class Host(asyncio.Protocol):
 
     def _post_delta(self, number: int, delta: Delta) -> None:
         """Send a delta. Most have only text and tokens; a tuple of these takes a third of the time."""
-        if delta.finish_reason or delta.logprobs or delta.prompt_ids or delta.prompt_logprobs or delta.images:
+        rest = delta.logprobs, delta.prompt_ids, delta.prompt_logprobs, delta.images, delta.offers
+        if delta.finish_reason or any(rest):
             self.post(Kind.DELTA, number, delta)
             return
         fields = delta.index, delta.text, delta.token_ids, delta.thinking
@@ -248,9 +278,9 @@ def public(error: Exception) -> FoveaError:
     return EngineError("the engine failed; see the server's log")
 
 
-async def serve(engine: Hosted, connection: socket.socket) -> None:
+async def serve(engine: Hosted, connection: socket.socket, road: Road) -> None:
     """Serve an engine until the server closes the connection, then stop the engine."""
-    host = Host(engine)
+    host = Host(engine, road)
     await asyncio.get_running_loop().create_connection(lambda: host, sock=connection)
     host.post(Kind.READY, 0, engine.info, engine.config.schedule.max_in_flight)
     reporting = asyncio.create_task(host.report())
@@ -283,21 +313,26 @@ def main() -> None:
             number, lambda *_: None
         )  # unlike SIG_IGN, programs that are started here do not inherit it
     start = read_start(connection)
+    start.place.take()
     logging.basicConfig(level="WARNING", stream=sys.stderr)
     logging.getLogger().handlers[0].setFormatter(formatter(start.log_format))
     logging.getLogger("fovea").setLevel(start.log_level)
     watch = Watch(connection)
     try:
+        if start.place.pool is not None:
+            share_weights(start.place.pool)
         engine = start.source.load()
     except Exception as error:  # noqa: BLE001 - the server reports it
         connection.sendall(pack_answers([(Kind.ERROR, 0, public(error))]))
         return
+    road = Road(start.road, sends=False)
     watch.loaded = True
     gc.collect()
     gc.freeze()
     sys.setswitchinterval(SWITCH_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(engine, connection))
+        runner.run(serve(engine, connection, road))
+    road.close()
 
 
 def read_start(connection: socket.socket) -> Start:

@@ -5,8 +5,8 @@ only between processes that trust each other. These do: both run the same code w
 the pair has no address. The server creates it and the engine's process inherits its end, so no other process
 can write into it.
 
-Pixels of images and frames of videos stay with the server until the engine asks for them. An image whose
-encoder output is cached is never decoded nor copied.
+Pixels of images and frames of videos stay with the server until the engine asks for them, and then take
+another road (`road`). An image whose encoder output is cached is never decoded nor copied.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Kind(IntEnum):
     STREAM = 0  # request
     CANCEL = 1
     CALL = 2  # name of the method, arguments
-    ITEM = 3  # one frame of several
+    ITEM = 3  # pixels, a file, or one frame of several, as `Road.send` returns them; seconds of decoding
     DONE = 4  # the answer to a question, complete
     FAILED = 5  # the error of a question
 

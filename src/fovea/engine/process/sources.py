@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from fovea.core.errors import ConfigError
 from fovea.core.protocols import EngineClient
 from fovea.engine.config import EngineConfig
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from fovea.engine.simulate.serving import SimulatedEngine
     from fovea.planner.cost import CostModel
 
+ONLY_CPU = (
+    "data_parallel is for engines on the CPU; for several GPUs use several servers behind the gateway "
+    "(fovea gateway), one for each GPU; for the CPU start with --device cpu"
+)
 log = logging.getLogger("fovea.serve")
 
 
@@ -37,18 +42,23 @@ class ModelSource:
     config: settings of the engine.
     chat_template: replaces the checkpoint's own; None: it has its own.
     name: the name that clients use.
+    processes: number of engine processes of the server.
     """
 
     model: str
     config: EngineConfig
     chat_template: str | None
     name: str
+    processes: int = 1
 
     def load(self) -> Engine:
         """Load the engine. Raises what `Engine.from_pretrained` raises."""
         from fovea.engine.engine import Engine
+        from fovea.engine.load import pick_device
         from fovea.kernels.choose import results_depend_on
 
+        if self.processes > 1 and pick_device(self.config.model.device).type != "cpu":
+            raise ConfigError(ONLY_CPU, param="data_parallel")
         engine = Engine.from_pretrained(self.model, config=self.config, chat_template=self.chat_template)
         engine.rename(self.name)
         info = engine.info
@@ -72,3 +82,13 @@ class SimulatedSource:
         from fovea.engine.simulate.serving import SimulatedEngine
 
         return SimulatedEngine(self.config, self.cost, self.name)
+
+
+def share_weights(descriptor: int) -> None:
+    """Let the engine that this process loads have its weights in a pool. descriptor: of the pool."""
+    from fovea.kernels.shared import WeightPool, use_pool
+
+    try:
+        use_pool(WeightPool(descriptor))
+    except OSError as error:
+        log.warning("this process has a copy of the weights of its own: %s", error)

@@ -113,6 +113,7 @@ class AnswerState:
             self._cached,
             ids,
             self._prompt_logprobs(scored),
+            tuple(event.offers),
         )
 
     def _usage(self) -> Usage:

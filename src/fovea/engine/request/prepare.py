@@ -11,7 +11,7 @@ from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from fovea.core.errors import InvalidRequest, PromptTooLong
 from fovea.core.measure import stage
@@ -20,6 +20,7 @@ from fovea.core.types import (
     ChatPrompt,
     GenerationRequest,
     ModelInfo,
+    PlannedPrompt,
     Prompt,
     TextPrompt,
     check_prompt_media,
@@ -30,7 +31,7 @@ from fovea.engine.keep import KEEP_ALL, KeepPolicy, KeepRule
 from fovea.engine.request.answer import AnswerReader
 from fovea.engine.request.pixels import PixelPool, PixelStore, PixelTask, Reservation
 from fovea.engine.request.prompt import PromptBuilder
-from fovea.engine.request.prompt_plan import PreparedPrompt
+from fovea.engine.request.prompt_plan import PlannedImage, PreparedPrompt
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.request.work_queue import EXPENSIVE
 from fovea.engine.sequence import Sequence
@@ -86,6 +87,20 @@ class ReadyRequest:
     needed_tasks: tuple[tuple[PixelTask, int | None], ...]
 
 
+class Given(Protocol):
+    """The results of peers for a request (`peers.client.Fetched`).
+
+    features: encoder outputs, by key.
+    """
+
+    features: dict[str, VisualFeatures]
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """Keys of the images that need no pixels."""
+        ...
+
+
 class Preparer:
     """Turns requests into jobs: prompt, room for pixels, outputs of slower tiers, pixels.
 
@@ -130,7 +145,8 @@ class Preparer:
             prompt = self.builder.outline(
                 request.prompt, request.cache_salt, info.max_context, load, steps_down
             )
-            max_tokens = fits(prompt)
+            planned = request.encode_only and isinstance(request.prompt, PlannedPrompt)
+            max_tokens = 1 if planned else fits(prompt)  # of such a prompt, nothing is computed
             check_token_ids(prompt, request.sampling, info.vocab_size, info.extra_embeddings)
             bad_words = bad_word_tokens(self._tokenizer, request.sampling.bad_words)
             prediction = self._tokenizer.encode_plain(request.prediction) if request.speculate else ()
@@ -139,13 +155,24 @@ class Preparer:
         seconds = time.monotonic() - started
         return RequestOutline(prompt, max_tokens, tasks, stored, seconds, bad_words, tuple(prediction))
 
-    def reserve(self, outline: RequestOutline) -> Reservation:
+    def missing_images(self, outline: RequestOutline) -> list[PlannedImage]:
+        """Return the images whose encoder output no cache has, each once."""
+        images = {image.key: image for image in outline.prompt.images if image.key not in outline.stored}
+        return [image for key, image in images.items() if key not in self._embeddings]
+
+    def reserve(self, outline: RequestOutline, given: frozenset[str] = frozenset()) -> Reservation:
         """Reserve memory for the pixels that the encoder will need, and for outputs in slower tiers.
 
         Images whose output is in the encoder-output cache need none. An unsettled video needs memory for its
         frames and for the pixels of all its groups.
+
+        given: keys of images that peers have encoded or computed.
         """
-        missing = [image for image in outline.prompt.planned_inputs if image.key not in self._embeddings]
+        missing = [
+            image
+            for image in outline.prompt.planned_inputs
+            if image.key not in self._embeddings and image.key not in given
+        ]
         tasks = [outline.tasks[image.key] for image in missing if image.key not in outline.stored]
         outputs = sum(image.plan.rows for image in missing if image.key in outline.stored)
         videos = outline.prompt.unsettled_videos
@@ -172,23 +199,35 @@ class Preparer:
         settled.set_result(outline)
         return settled
 
-    def read(self, outline: RequestOutline, prompt: PreparedPrompt, reservation: Reservation) -> ReadyRequest:
+    def read(
+        self,
+        outline: RequestOutline,
+        prompt: PreparedPrompt,
+        reservation: Reservation,
+        given: Given | None = None,
+    ) -> ReadyRequest:
         """Read outputs from slower tiers, and list the pixels that have to be computed. For a worker thread.
 
         prompt: the whole prompt.
         reservation: the request's memory. If an output can no longer be read, the image's pixels are reserved
             instead.
+        given: what peers have done; None: nothing.
         """
         tasks = outline.tasks | {
             planned.key: self._pixels.task(planned)
             for planned in prompt.planned_inputs
             if planned.key not in outline.tasks
         }
-        missing = [planned for planned in prompt.planned_inputs if planned.key not in self._embeddings]
+        known = frozenset[str]() if given is None else given.keys
+        missing = [
+            planned
+            for planned in prompt.planned_inputs
+            if planned.key not in self._embeddings and planned.key not in known
+        ]
         stored = outline.stored | self._slower.find(
             planned.key for planned in missing if planned.key not in outline.tasks
         )
-        features: dict[str, VisualFeatures] = {}
+        features: dict[str, VisualFeatures] = {} if given is None else dict(given.features)
         numbers = {image.key: number for number, image in reversed(list(enumerate(prompt.images)))}
         needed: dict[PixelTask, int | None] = {}
         for planned in missing:

@@ -18,12 +18,14 @@ from fovea.core.types import (
     ChatPrompt,
     ImagePart,
     Message,
+    PlannedPrompt,
     Prompt,
     TextPart,
     TextPrompt,
     TokenPrompt,
     VideoPart,
 )
+from fovea.engine.request.plans import read_plan
 from fovea.engine.request.prompt_plan import Clips, PlannedImage, PlannedVideo, PreparedPrompt, unplaced_spans
 from fovea.engine.request.tokenizer import ChatTokenizer
 from fovea.engine.sequence import ImageSpan
@@ -117,6 +119,8 @@ class PromptBuilder:
         """
         if isinstance(prompt, TokenPrompt):
             return self._from_ids(prompt)
+        if isinstance(prompt, PlannedPrompt):
+            return self._from_plans(prompt, salt)
         parts: list[ImagePart | VideoPart]
         if isinstance(prompt, ChatPrompt):
             parts = [p for m in prompt.messages for p in m.parts if isinstance(p, ImagePart | VideoPart)]
@@ -239,6 +243,17 @@ class PromptBuilder:
                     param="prompt",
                 )
         return PreparedPrompt(list(prompt.ids), (), ())
+
+    def _from_plans(self, prompt: PlannedPrompt, salt: str) -> PreparedPrompt:
+        """Take over what another engine has prepared. Raises InvalidRequest if it does not fit together."""
+        images = [read_plan(part.plan, part.image, salt) for part in prompt.images]
+        ids = list(prompt.ids)
+        if not ids:
+            ids = [self._tokens[0]] * sum(image.plan.tokens for image in images)
+        places = [place for place, token in enumerate(ids) if token in self._tokens[:1]]
+        if not ids or min(ids) < 0:
+            raise InvalidRequest("the prompt is empty, or has ids below 0", param="ids")
+        return PreparedPrompt(ids, self._spans(places, images), tuple(images))
 
     def _resolve_detail(
         self, parts: Sequence[ImagePart | VideoPart], question: str, load: float, steps_down: int

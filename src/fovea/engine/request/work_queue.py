@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from fovea.core.errors import DeadlineExceeded, Unavailable
-from fovea.core.types import Prompt, TextPart, TextPrompt, TokenPrompt
+from fovea.core.types import ChatPrompt, Prompt, TextPart, TextPrompt
 
 T = TypeVar("T")
 CHARACTERS = 20_000
@@ -141,7 +141,7 @@ def text_cost(prompt: Prompt, prediction: str = "") -> float:
     texts = [prediction]
     if isinstance(prompt, TextPrompt):
         texts.append(prompt.text)
-    elif not isinstance(prompt, TokenPrompt):
+    elif isinstance(prompt, ChatPrompt):
         parts = (part for message in prompt.messages for part in message.parts)
         texts += (part.text for part in parts if isinstance(part, TextPart))
     return sum(map(len, texts)) / CHARACTERS

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fovea.core.errors import EngineError, Overloaded
@@ -19,7 +19,8 @@ from fovea.engine.job import SequenceInputs
 from fovea.engine.request.admission import FirstTokenGate
 from fovea.engine.schedule.itl_limit import BatchControl
 from fovea.engine.schedule.policy import Policy
-from fovea.engine.sequence import ImageSpan, Sequence
+from fovea.engine.sequence import ImageSpan
+from fovea.engine.sequence import Sequence as TokenSequence
 from fovea.engine.simulate.assemble import Oracle, context_limit, simulated_stepper
 from fovea.engine.simulate.executor import CostExecutor, NoiseSettings
 from fovea.engine.simulate.report import KINDS, ClassReport, Record, Report
@@ -74,9 +75,10 @@ def simulate(
         control=control,
         oracle=oracle,
     )
-    run = _Run(trace, config, cost, stepper, following or {}, prepare or _at_once)
+    run = Run(trace, config, cost, stepper, following or {}, prepare or at_once)
+    run.send_all()
     run.to_the_end()
-    return run.report(bounds or Bounds(), warm_up)
+    return report_of([run], run.records, trace, bounds or Bounds(), warm_up)
 
 
 def simulated_records(
@@ -100,7 +102,8 @@ def simulated_records(
             lambda embeddings: CostExecutor(cost, embeddings, lambda seq: len(seq.output_ids)),
             learnt=learnt,
         )
-        run = _Run(trace, config, cost, stepper, following or {}, prepare or _at_once)
+        run = Run(trace, config, cost, stepper, following or {}, prepare or at_once)
+        run.send_all()
         run.to_the_end()
         learnt = stepper
     return run.records
@@ -109,10 +112,10 @@ def simulated_records(
 def to_sequence(
     request: TraceRequest,
     number: int,
-    before: Sequence | None = None,
+    before: TokenSequence | None = None,
     arrival: float | None = None,
     steps_down: int = 0,
-) -> Sequence:
+) -> TokenSequence:
     """Return a sequence with the request's system prompt, images and text, in this order.
 
     number: number of the request in its trace. It is the sequence's id, and makes its text unique.
@@ -132,7 +135,7 @@ def to_sequence(
         ids += [IMAGE_ID] * tokens
     first = (number + 1) << TEXT_BITS
     ids += range(first, first + request.text)
-    return Sequence(
+    return TokenSequence(
         id=str(number),
         prompt_ids=ids,
         sampling=SAMPLING,
@@ -168,13 +171,15 @@ class Next:
     continues: bool = False
 
 
-def _at_once(request: TraceRequest) -> float:
+def at_once(request: TraceRequest) -> float:
+    """Take no time before the engine may schedule a request."""
     return 0.0
 
 
-class _Run:
-    """One run of a trace.
+class Run:
+    """One engine that serves requests of a trace.
 
+    records: of all requests of the trace, in its order; those that go to other engines stay empty.
     now: the virtual clock, in seconds.
     busy: seconds in which a step ran.
     """
@@ -200,26 +205,38 @@ class _Run:
         self.now = 0.0
         self.busy = 0.0
         self._stalls = 0
-        self._ended: dict[int, Sequence] = {}
-        later = {follower.number for follower in following.values()}
+        self._ended: dict[int, TokenSequence] = {}
         self._arrivals: list[tuple[float, int]] = []
-        for number, request in enumerate(trace):
+
+    def send_all(self) -> None:
+        """Let clients send all requests of the trace that do not follow another one."""
+        later = {follower.number for follower in self._following.values()}
+        for number, request in enumerate(self.trace):
             if number not in later:
                 self._send(number, request.at)
 
-    def to_the_end(self) -> None:
+    def send(self, number: int, at: float, ready: float) -> None:
+        """Send the request of that number at `at`; the engine may schedule it from `ready` on."""
+        self.records[number].arrival = at
+        heapq.heappush(self._arrivals, (ready, number))
+
+    def advance(self, until: float) -> None:
+        """Run steps until the clock is at `until`, which the last step may pass, or nothing is left to do."""
         unfinished = self.stepper.sequences
-        while self._arrivals or unfinished:
+        while self.now < until and (self._arrivals or unfinished):
             if not unfinished:
+                if self._arrivals[0][0] >= until:
+                    return
                 self.now = max(self.now, self._arrivals[0][0])
             self._arrive()
             self._step()
+
+    def to_the_end(self) -> None:
+        self.advance(math.inf)
         self.stepper.scheduler.check_integrity()
 
     def _send(self, number: int, at: float) -> None:
-        """A client sends the request of that number at that time."""
-        self.records[number].arrival = at
-        heapq.heappush(self._arrivals, (at + self._prepare(self.trace[number]), number))
+        self.send(number, at, at + self._prepare(self.trace[number]))
 
     def _arrive(self) -> None:
         while self._arrivals and self._arrivals[0][0] <= self.now:
@@ -234,7 +251,7 @@ class _Run:
                 record.ended, record.reason = self.now, "refused"
                 self._follow(number, seq)
 
-    def _follow(self, number: int, seq: Sequence) -> None:
+    def _follow(self, number: int, seq: TokenSequence) -> None:
         """Let the client whose request has ended send its next one."""
         follower = self._following.get(number)
         if follower is not None:
@@ -242,7 +259,7 @@ class _Run:
                 self._ended[follower.number] = seq
             self._send(follower.number, self.now + self.trace[follower.number].at)
 
-    def _accept(self, request: TraceRequest, number: int, before: Sequence | None) -> bool:
+    def _accept(self, request: TraceRequest, number: int, before: TokenSequence | None) -> bool:
         """Add a request to the scheduler, unless the queue is full or its first token would be late."""
         if len(self.stepper.sequences) >= self.max_in_flight:
             return False
@@ -298,38 +315,48 @@ class _Run:
             for holder in job.holders:
                 self.records[int(holder)].kind = "new image"
 
-    def _record_end(self, seq: Sequence, reason: str) -> None:
+    def _record_end(self, seq: TokenSequence, reason: str) -> None:
         record = self.records[int(seq.id)]
         record.ended, record.reason, record.times_passed = self.now, reason, seq.times_passed
         self._follow(int(seq.id), seq)
 
-    def report(self, bounds: Bounds, warm_up: int) -> Report:
-        stepper, records = self.stepper, self.records[warm_up:]
-        began = self.trace[warm_up - 1].at if warm_up else 0.0
-        seconds = self.now - began or math.nan
-        whole = [record for record in records if record.reason == "length"]
-        kv, embeddings = stepper.scheduler.kv, stepper.scheduler.embeddings
-        requested_images = sum(len(request.images) for request in self.trace)
-        looked_up = embeddings.hits + embeddings.misses
-        by_kind = {kind: [record for record in records if record.kind == kind] for kind in KINDS}
-        classes = {"all": records, **{kind: some for kind, some in by_kind.items() if some}}
-        return Report(
-            seconds=self.now,
-            steps=stepper.steps,
-            busy=self.busy / (self.now or math.nan),
-            tokens_per_s=sum(len(record.tokens) for record in records) / seconds,
-            requests_per_s=len(whole) / seconds,
-            goodput=sum(record.good(bounds.ttft_s, bounds.itl_s) for record in records) / seconds,
-            prefix_hits=kv.hit_tokens / kv.query_tokens if kv.query_tokens else math.nan,
-            encoder_hits=embeddings.hits / looked_up if looked_up else math.nan,
-            images_spared=1 - stepper.encoded_images / requested_images if requested_images else math.nan,
-            images_encoded=stepper.encoded_images,
-            encode_seconds=stepper.encode_seconds,
-            preemptions=stepper.scheduler.preemptions,
-            refused=sum(record.reason == "refused" for record in records),
-            timeouts=sum(record.reason == "timeout" for record in records),
-            most_passed=max((record.times_passed for record in records), default=0),
-            classes={
-                name: ClassReport.of(some, bounds.ttft_s, bounds.itl_s) for name, some in classes.items()
-            },
-        )
+
+def report_of(
+    runs: Sequence[Run], records: list[Record], trace: Trace, bounds: Bounds, warm_up: int = 0
+) -> Report:
+    """Return the figures of the engines that have served a trace together. Counters are sums over them.
+
+    records: of all requests, in the order of the trace.
+    """
+    records = records[warm_up:]
+    end = max(run.now for run in runs)
+    began = trace[warm_up - 1].at if warm_up else 0.0
+    seconds = end - began or math.nan
+    whole = [record for record in records if record.reason == "length"]
+    steppers = [run.stepper for run in runs]
+    kvs = [stepper.scheduler.kv for stepper in steppers]
+    caches = [stepper.scheduler.embeddings for stepper in steppers]
+    encoded = sum(stepper.encoded_images for stepper in steppers)
+    requested_images = sum(len(request.images) for request in trace)
+    hits, looked_up = sum(one.hits for one in caches), sum(one.hits + one.misses for one in caches)
+    queried = sum(kv.query_tokens for kv in kvs)
+    by_kind = {kind: [record for record in records if record.kind == kind] for kind in KINDS}
+    classes = {"all": records, **{kind: some for kind, some in by_kind.items() if some}}
+    return Report(
+        seconds=end,
+        steps=sum(stepper.steps for stepper in steppers),
+        busy=sum(run.busy for run in runs) / (end * len(runs) or math.nan),
+        tokens_per_s=sum(len(record.tokens) for record in records) / seconds,
+        requests_per_s=len(whole) / seconds,
+        goodput=sum(record.good(bounds.ttft_s, bounds.itl_s) for record in records) / seconds,
+        prefix_hits=sum(kv.hit_tokens for kv in kvs) / queried if queried else math.nan,
+        encoder_hits=hits / looked_up if looked_up else math.nan,
+        images_spared=1 - encoded / requested_images if requested_images else math.nan,
+        images_encoded=encoded,
+        encode_seconds=sum(stepper.encode_seconds for stepper in steppers),
+        preemptions=sum(stepper.scheduler.preemptions for stepper in steppers),
+        refused=sum(record.reason == "refused" for record in records),
+        timeouts=sum(record.reason == "timeout" for record in records),
+        most_passed=max((record.times_passed for record in records), default=0),
+        classes={name: ClassReport.of(some, bounds.ttft_s, bounds.itl_s) for name, some in classes.items()},
+    )

@@ -166,6 +166,9 @@ class SimulatedEngine:
         prepared = await asyncio.to_thread(self._builder.build, prompt, "", self._info.max_context)
         return prepared.ids
 
+    async def release_offers(self, offers: Seq[Mapping[str, Any]]) -> None:
+        """Nothing: a simulated engine offers nothing."""
+
     def clear_caches(self, *stages: CacheStage) -> None:
         """Empty the simulated caches, all of them if no stage is named.
 

@@ -39,6 +39,7 @@ class JobBoard:
 
     def __init__(self, stepper: Stepper, tokenizer: ChatTokenizer) -> None:
         self.jobs: dict[str, Job] = {}
+        self._exporting: dict[str, Job] = {}
         self.generated_tokens = 0
         self._stepper = stepper
         self.tokenizer = tokenizer
@@ -59,6 +60,8 @@ class JobBoard:
                 self._refuse(job, public_error(error, job.request))
                 continue
             self.jobs[job.seq.id] = job
+            if job.export is not None:
+                self._exporting[job.seq.id] = job
         self.outbox.flush()
 
     def cancel(self, sequence_ids: Iterable[str]) -> None:
@@ -81,6 +84,7 @@ class JobBoard:
         for job in self.jobs.values():
             self._send(job, Event(job.choice, finish_reason="error", error=error))
         self.jobs.clear()
+        self._exporting.clear()
         self.outbox.flush()
 
     def begin_step(self, step: Step, now: float) -> None:
@@ -96,7 +100,9 @@ class JobBoard:
         for seq_id in step.plan.encoded_ids:
             job = self.jobs[seq_id]
             job.admitted, job.encoded_before_s, job.last_token = now, job.encode_s, now
-            self._end(job, "length", Event(job.choice, finish_reason="length", timings=job.timings))
+            offers = () if job.export is None else job.export.take(job.seq)
+            last = Event(job.choice, finish_reason="length", timings=job.timings, offers=offers)
+            self._end(job, "length", last)
         self.outbox.flush()
 
     def end_step(self, step: Step, result: StepResult, now: float) -> None:
@@ -114,12 +120,25 @@ class JobBoard:
             job = self.jobs.get(seq_id)
             if job is not None:
                 job.scored += scored
+        self._send_offers()
         for seq_id, picks in result.sampled.items():
             try:
                 self._send_tokens(self.jobs[seq_id], picks, now)
             except Exception as error:  # noqa: BLE001 - any error ends this job alone
                 self._fail(seq_id, error)
         self.outbox.flush()
+
+    def _send_offers(self) -> None:
+        """Offer what the step has made ready. A job's blocks are still there, whether it ends now or not."""
+        for job in list(self._exporting.values()):
+            assert job.export is not None
+            try:
+                offers = job.export.take(job.seq)
+            except Exception as error:  # noqa: BLE001 - any error ends this job alone
+                self._fail(job.seq.id, error)
+                continue
+            if offers:
+                self._send(job, Event(job.choice, offers=offers))
 
     def _cancel(self, seq_id: str) -> None:
         job = self.jobs.get(seq_id)
@@ -210,6 +229,7 @@ class JobBoard:
     def _end(self, job: Job, reason: FinishReason, event: Event) -> None:
         self._stepper.finish(job.seq, reason)
         del self.jobs[job.seq.id]
+        self._exporting.pop(job.seq.id, None)
         self._send(job, event)
 
     def _send(self, job: Job, event: Event) -> None:

@@ -17,6 +17,7 @@ from fovea.kernels.activation import finish
 from fovea.kernels.codes import Format
 from fovea.kernels.native.border import ANY, BF16, I64, address, check_numbers
 from fovea.kernels.native.layouts import BLOCK_BYTES, Packable, join_packable
+from fovea.kernels.shared import keep
 
 PANEL, LANES, CODES = 64, 16, 15
 """Outputs of a panel, outputs of a tile, exponents that have a code."""
@@ -72,6 +73,7 @@ class PackedWeight:
         if len(self.exceptions) > MAX_EXCEPTIONS * weight.numel():
             self.table = None
             self.data, self.starts, self.exceptions = self._tiles(weight, order, None)
+        self.data, self.exceptions = keep(self.data), keep(self.exceptions)
         self.bias = _panel_bias(bias, order)
         table, biases = (None if part is None else part.data_ptr() for part in (self.table, self.bias))
         self.struct = WeightStruct(
@@ -141,6 +143,7 @@ class QuantizedWeight:
             weight.data_ptr(), self.k, order.data_ptr(), panels, format.number, self.data.data_ptr(),
             torch.get_num_threads(),
         )  # fmt: skip
+        self.data = keep(self.data)
         self.bias = _panel_bias(bias, order)
         self.struct = _struct(self.data, self.bias, self.n, self.k, format.number)
         self.address = ctypes.addressof(self.struct)
@@ -177,6 +180,7 @@ class CodedWeight:
                 whole.codes.data_ptr(), self.k, order.data_ptr(), panels, layout, ctypes.addressof(scales),
                 data.data_ptr(), torch.get_num_threads(),
             )  # fmt: skip
+            data = keep(data)
             padded = None if bias is None else _panel_bias(bias[first : first + count], order)
             self._kept.append((_struct(data, padded, count, self.k, layout), data, padded))
             first += count

@@ -1,0 +1,131 @@
+"""Connects an engine with its peers: those that it asks, and those that ask it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import gettempdir
+
+from fovea.core.errors import ConfigError
+from fovea.engine.cache.embeddings import EmbeddingCache
+from fovea.engine.config import MIB, EngineConfig, PeerSettings
+from fovea.engine.execute.handover import Handover
+from fovea.engine.execute.runner import Runner
+from fovea.engine.kv.manager import KVManager
+from fovea.engine.load import LoadedModel
+from fovea.engine.peers.client import Peers, Releases
+from fovea.engine.peers.layout import layout_name
+from fovea.engine.transfer.connect import ConnectorSettings, open_connector
+from fovea.engine.transfer.connector import Connector
+from fovea.engine.vision.encoding import VisualFeatures
+from fovea.kernels.choose import results_depend_on
+
+LEASE_S = 10.0
+"""Least seconds after which an offer ends that nobody has fetched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peering:
+    """The parts of an engine that have to do with its peers.
+
+    handover: takes values in, and offers them; None: the engine has no peers.
+    peers: engines that work for this one; None: there are none.
+    """
+
+    handover: Handover | None = None
+    peers: Peers | None = None
+
+    def stats(self) -> dict[str, float]:
+        """Return figures by the names of `observe.table`."""
+        if self.handover is None:
+            return {}
+        asked = {} if self.peers is None else self.peers.stats()
+        counts = self.handover.connector.stats()
+        return {
+            **asked,
+            "values_adopted": self.handover.adopted,
+            "offers": counts["offers"],
+            "offered_bytes": counts["offered_bytes"],
+            "offers_refused": counts["refusals"],
+        }
+
+    def close(self) -> None:
+        if self.peers is not None:
+            self.peers.close()
+        if self.handover is not None:
+            self.handover.connector.close()
+
+
+def connect_peers(
+    loaded: LoadedModel,
+    config: EngineConfig,
+    runner: Runner,
+    kv: KVManager,
+    embeddings: EmbeddingCache[VisualFeatures],
+    call: Callable[[Callable[[], None]], None],
+) -> Peering:
+    """Open the roads that the settings name. call: see `EngineLoop.call`.
+
+    Raises ConfigError if a road cannot be opened, or if a setting excludes it.
+    """
+    settings = config.peers
+    if not settings.asked and not settings.answers_peers:
+        return Peering()
+    if loaded.model.ranks.size > 1 and settings.role != "encode":
+        raise ConfigError(
+            "tensor_parallel and pipeline_parallel divide keys and values among processes, which peers do not "
+            "exchange; accepted with peers: 1, or the role encode",
+            param="tensor_parallel",
+        )
+    if config.kv.kv_ttl_s and settings.role != "encode":
+        raise ConfigError(
+            "kv_ttl_s divides prefixes by the clock of this machine, which peers do not share; accepted with "
+            "peers: 0",
+            param="kv_ttl_s",
+        )
+    if config.parallel.size > 1:
+        raise ConfigError(
+            "an engine on several devices has no whole blocks to hand over; accepted with peers: "
+            "tensor_parallel 1, pipeline_parallel 1",
+            param="tensor_parallel",
+        )
+    releases = Releases()
+    connector = _open(settings, releases)
+    handover = Handover(_layout(loaded, config), runner, kv, embeddings, connector)
+    if not settings.asked:
+        return Peering(handover)
+    lasting = bool(loaded.model.decoder.config.cross_layers)
+    peers = Peers(settings, handover, connector, releases, call, lasting_images=lasting)
+    return Peering(handover, peers)
+
+
+def _open(settings: PeerSettings, releases: Releases) -> Connector:
+    folder = Path(settings.transfer_dir or f"{gettempdir()}/fovea-{os.getuid()}")
+    return open_connector(
+        ConnectorSettings(
+            settings.connector,
+            capacity_bytes=settings.transfer_mib * MIB,
+            folder=folder,
+            lease_s=max(LEASE_S, 3 * settings.peer_timeout_s),
+            host=settings.transfer_host,
+            protocol=settings.transfer_protocol,
+        ),
+        tell=releases.note,
+    )
+
+
+def _layout(loaded: LoadedModel, config: EngineConfig) -> str:
+    """Name what peers must have in common."""
+    info, model = loaded.info, loaded.model
+    return layout_name(
+        loaded.path,
+        info.architecture,
+        info.dtype,
+        info.quantization,
+        model.engines.digest,
+        results_depend_on(model.kernels),
+        config.kv.kv_dtype,
+        config.kv.block_size,
+    )
