@@ -75,8 +75,8 @@ def connect_peers(
         return Peering()
     if loaded.model.ranks.size > 1 and settings.role != "encode":
         raise ConfigError(
-            "tensor_parallel and pipeline_parallel divide keys and values among processes, which peers do not "
-            "exchange; accepted with peers: 1, or the role encode",
+            "tensor_parallel and pipeline_parallel divide keys and values among processes, and peers do not "
+            "exchange such; accepted with peers: 1, or the role encode",
             param="tensor_parallel",
         )
     if config.kv.kv_ttl_s and settings.role != "encode":
