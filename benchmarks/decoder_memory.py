@@ -44,6 +44,7 @@ from fovea.engine.kv.blocks import GONE, BlockPool, WindowBlocks
 from fovea.engine.kv.manager import KVManager
 from fovea.engine.kv.states import StateSlots
 from fovea.engine.layers.config import Attention, DecoderConfig, Dense
+from fovea.engine.layers.ranks import ALONE
 from fovea.engine.schedule.scheduler import Scheduler
 from fovea.engine.sequence import ImageSpan, Sequence
 
@@ -242,7 +243,8 @@ def gemma(window: int | None = 1024) -> DecoderConfig:
 
 def pools(decoder: DecoderConfig, config: EngineConfig) -> KVManager:
     """Return a manager with the pools that the engine makes of POOL_MIB."""
-    model = SimpleNamespace(decoder=SimpleNamespace(config=decoder), dtype=torch.bfloat16, device="cpu")
+    parts = SimpleNamespace(config=decoder)
+    model = SimpleNamespace(decoder=parts, ranks=ALONE, dtype=torch.bfloat16, device="cpu")
     sizes = pool_sizes(config, model)  # type: ignore[arg-type]
     group = decoder.window
     window = None

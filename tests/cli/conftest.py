@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from fovea import Engine
 from fovea.cli.main import build_parser
 from fovea.engine.config import EngineConfig
+from fovea.engine.layers.ranks import ALONE, Ranks
 from fovea.engine.load import LoadedModel, load_model
 from fovea.kernels.native.instruction_sets import VARIABLE
 from tests.cli.support import Caller
@@ -67,10 +68,12 @@ _LOADED: dict[tuple[object, ...], LoadedModel] = {}
 def _weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands that run in this process share the weights of a checkpoint while its files do not change."""
 
-    def load(name: str, settings: EngineConfig, *, chat_template: str | None = None) -> LoadedModel:
+    def load(
+        name: str, settings: EngineConfig, *, chat_template: str | None = None, ranks: Ranks = ALONE
+    ) -> LoadedModel:
         path = Path(name)
-        if settings.model.encoder_engines not in ("", "auto", "off") or not path.is_dir():
-            return load_model(name, settings, chat_template=chat_template)
+        if settings.model.encoder_engines not in ("", "auto", "off") or not path.is_dir() or ranks.size > 1:
+            return load_model(name, settings, chat_template=chat_template, ranks=ranks)
         files = sorted((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in path.iterdir())
         key = (path.resolve(), *files, repr(settings.model), settings.outputs.embed_disk_dir, chat_template)
         if key not in _LOADED:

@@ -13,6 +13,7 @@ from fovea.core.errors import ConfigError
 from fovea.core.settings import flat_values, settings_of
 from fovea.engine.config import MIB, EngineConfig, EngineOptions
 from fovea.engine.execute.pool_sizes import host_slots, pool_sizes
+from fovea.engine.layers.ranks import ALONE
 
 BOUNDS = {
     "threads": (0, 1024),
@@ -107,6 +108,7 @@ def model(kv_bytes: int, positions: int = 1024) -> Any:
     )
     return SimpleNamespace(
         decoder=SimpleNamespace(config=decoder),
+        ranks=ALONE,
         dtype=torch.float32,
         device=torch.device("cpu"),
     )

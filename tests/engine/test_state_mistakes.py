@@ -26,6 +26,7 @@ from fovea.engine.layers.config import (
 from fovea.engine.layers.decoder import Decoder
 from fovea.engine.layers.linear import Linear, use_kernels
 from fovea.engine.layers.mixers import DeltaMixer
+from fovea.engine.layers.ranks import ALONE
 from fovea.engine.layers.step import DecoderMemory, DecoderPlan, Step
 from fovea.engine.models.stored import SafetensorsWeights
 from fovea.engine.models.text import decoder_config
@@ -146,7 +147,8 @@ def test_memory_that_states_cannot_use_is_for_kv(monkeypatch: pytest.MonkeyPatch
     attention = Attention(heads=32, kv_heads=8, head_dim=64, scale=0.125)
     places = (2, 5, 8, 10, 12, 14)
     config = decoder([attention if n in places else ShortConv(3) for n in range(16)], hidden=2048)
-    model = SimpleNamespace(decoder=SimpleNamespace(config=config), dtype=torch.bfloat16, device=CPU)
+    parts = SimpleNamespace(config=config)
+    model = SimpleNamespace(decoder=parts, ranks=ALONE, dtype=torch.bfloat16, device=CPU)
     monkeypatch.setattr(pool_sizes, "_automatic", lambda device: 4096 * MIB)
     settings = EngineConfig()
     kv = pool_sizes.pool_sizes(settings, model).blocks * 16 * config.kv_bytes_per_token(2)  # type: ignore[arg-type]

@@ -223,6 +223,12 @@ def _check_parallel(config: EngineConfig) -> None:
     """Refuse settings that several engine processes cannot have. Raises ConfigError."""
     from fovea.engine.process.sources import ONLY_CPU
 
+    if config.parallel.size > 1:
+        raise ConfigError(
+            "data_parallel is for models of one process each; accepted with tensor_parallel and "
+            "pipeline_parallel: 1",
+            param="data_parallel",
+        )
     if config.model.device.startswith("cuda"):
         raise ConfigError(ONLY_CPU, param="data_parallel")
     if not hasattr(os, "memfd_create"):
