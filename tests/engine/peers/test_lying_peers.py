@@ -361,7 +361,9 @@ def closed_at_end(server: Server) -> Any:
 
 @dataclass
 class Pair:
-    """kind: work of the peer. front: the engine that answers."""
+    """Two engines, of which one lies.
+
+    kind: work of the peer. front: the engine that answers."""
 
     kind: str
     front: Engine
