@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fovea.cli.plan import result
 from fovea.engine.vision.token_rules import known_rule
 from fovea.planner.shape import find, known_models
 from tests.cli.support import Caller
@@ -171,7 +172,11 @@ def test_a_plan_says_whether_encoders_are_worth_it(fovea: Caller) -> None:
     assert "Encoders apart: no, let all " in " ".join(image.out.split())
 
 
-def test_a_split_is_simulated_before_it_is_recommended(fovea: Caller, tmp_path: Path) -> None:
+def test_a_split_is_simulated_before_it_is_recommended(
+    fovea: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(result, "CONVERSATIONS", 10)
+    monkeypatch.setattr(result, "CONVERSATIONS_PER_REPLICA", 10)
     workload = tmp_path / "mix.toml"
     workload.write_text(
         "rate = 5.0\nitl_ms = 30\npercentile = 99\n"
