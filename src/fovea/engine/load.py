@@ -376,12 +376,12 @@ def _load(
     fused: Mapping[str, FusedTensor],
 ) -> None:
     """Load the weights, or this process' parts of them."""
-    targets = dict(model.checkpoint_targets())
-    if model.ranks.rank:
-        owned = ("decoder.layers.", "lm_head.")
-        targets = {name: tensor for name, tensor in targets.items() if name.startswith(owned)}
-    cuts = {name: cut for name in targets if (cut := model.ranks.cut(model.whole, name)) is not None}
-    count = load_weights(stored, iter(targets.items()), ignored, packer, model.renames, fused, cuts)
+    owned = ("decoder.layers.", "lm_head.") if model.ranks.rank else ("",)
+    # Nothing here may hold a tensor: those that are packed must give their memory back.
+    names = [name for name, _ in model.checkpoint_targets() if name.startswith(owned)]
+    cuts = {name: cut for name in names if (cut := model.ranks.cut(model.whole, name)) is not None}
+    targets = ((name, tensor) for name, tensor in model.checkpoint_targets() if name.startswith(owned))
+    count = load_weights(stored, targets, ignored, packer, model.renames, fused, cuts)
     if model.ranks is not ALONE:
         log.info("rank %d has read %.1f MiB of %.1f", model.ranks.rank, count / MIB, stored.nbytes / MIB)
 
