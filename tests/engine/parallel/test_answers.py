@@ -85,6 +85,8 @@ def test_a_grid_that_the_model_cannot_have_is_refused_before_it_is_loaded(qwen: 
         start(qwen, 3)
     with pytest.raises(ConfigError, match="compile is for one process"):
         start(qwen, 2, compile="default", kernels="torch")
+    with pytest.raises(ConfigError, match="device is cuda:1, .* accepted with several processes: auto"):
+        start(qwen, 2, device="cuda:1")
 
 
 GRIDS = {"2x1": (2, 1), "1x2": (1, 2), "2x2": (2, 2), "4x1": (4, 1)}
