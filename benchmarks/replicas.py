@@ -11,9 +11,11 @@ disturbs both alike. So many streams ask at once, and each has a question of its
   decode    a short question and 64 tokens of answer: tokens per second of all answers together
   image     an image of its own and 4 tokens of answer: images per second
 
-Ratios are medians divided by the medians of the server with one process. The memory is the proportional set
-size (PSS) of all engine processes after some answers, in which shared pages are counted once: of one process,
-of several that share their weights, and of as many servers that share nothing. The last line is JSON.
+Ratios are medians divided by the medians of the server with one process. "ms" is processor time of all
+engine processes per token or image, which other work on the machine disturbs less than the rates. The memory
+is the proportional set size (PSS) of all engine processes after some answers, in which shared pages are
+counted once: of one process, of several that share their weights, and of as many servers that share nothing.
+The last line is JSON.
 """
 
 from __future__ import annotations
@@ -70,6 +72,11 @@ class Server:
             pid for pid in pids if b"fovea.engine.process.host" in Path(f"/proc/{pid}/cmdline").read_bytes()
         ]
 
+    def seconds(self) -> float:
+        """Processor time of all engine processes so far."""
+        stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in self.engines()]
+        return sum(int(fields[11]) + int(fields[12]) for fields in stats) / os.sysconf("SC_CLK_TCK")
+
     def pss_mib(self) -> float:
         """MiB of all engine processes."""
         texts = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in self.engines()]
@@ -117,15 +124,19 @@ def content(workload: str) -> Any:
     return [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}]
 
 
-def rate(server: Server, workload: str, streams: int, rounds: int) -> float:
-    """Return tokens or images per second. Each stream asks again as soon as it has its answer."""
+def rate(server: Server, workload: str, streams: int, rounds: int) -> tuple[float, float]:
+    """Return tokens or images per second, and milliseconds of processor time for each.
+
+    Each stream asks again as soon as it has its answer.
+    """
     tokens = WORKLOADS[workload]
     questions = [content(workload) for _ in range(streams * rounds)]
     with ThreadPoolExecutor(streams) as executor:
-        started = time.perf_counter()
+        started, used = time.perf_counter(), server.seconds()
         list(executor.map(lambda question: server.ask(question, tokens), questions))
-        seconds = time.perf_counter() - started
-    return len(questions) * (tokens if workload == "decode" else 1) / seconds
+        seconds, used = time.perf_counter() - started, server.seconds() - used
+    units = len(questions) * (tokens if workload == "decode" else 1)
+    return units / seconds, 1000 * used / units
 
 
 def measure_speed(
@@ -145,14 +156,16 @@ def measure_speed(
             for workload in WORKLOADS:
                 for number in streams:
                     for name, server in servers.items():
-                        value = rate(server, workload, number, rounds)
-                        samples.setdefault(f"{workload} {number} {name}", []).append(value)
+                        per_second, ms = rate(server, workload, number, rounds)
+                        samples.setdefault(f"{workload} {number} {name}", []).append(per_second)
+                        samples.setdefault(f"{workload} {number} {name} ms", []).append(ms)
     medians = {name: statistics.median(values) for name, values in samples.items()}
-    print(f"{'':12} {'1 process':>12} {f'{processes} processes':>12} {'ratio':>7}")
+    print(f"{'':15} {'1 process':>12} {f'{processes} processes':>12} {'ratio':>7}")
     for workload in WORKLOADS:
         for number in streams:
-            first, second = (medians[f"{workload} {number} {name}"] for name in servers)
-            print(f"{workload:8} {number:3} {first:12.2f} {second:12.2f} {second / first:7.2f}")
+            for unit in ("", " ms"):
+                first, second = (medians[f"{workload} {number} {name}{unit}"] for name in servers)
+                print(f"{workload:8} {number:3}{unit:4} {first:12.2f} {second:12.2f} {second / first:7.2f}")
     return {"medians": medians, "samples": samples}
 
 

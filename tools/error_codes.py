@@ -76,6 +76,7 @@ MEANINGS: Mapping[str, str] = {
     "invalid_video_url": "the video's URL is malformed",
     "key_gone": "batch: the key that created it is no longer valid",
     "key_limit_exceeded": "the request can never fit the key's limits",
+    "layout": "the engines have another version, model, precision or block size",
     "lookups_full": "all threads that look up host names are busy",
     "malformed_http": "the request is not valid HTTP/1.1",
     "media_full": "images and videos of requests fill `--max-media-mib` or `--max-fetching-mib`",

@@ -344,6 +344,7 @@ def test_what_clients_may_send_peers_accept(options: dict[str, Any], nodes: Node
             assert nodes[name].metric(f"peer_{kind}_done") > 0
 
 
+@pytest.mark.slow
 def test_an_engine_in_a_process_of_its_own_has_peers(nodes: Nodes, home: Path) -> None:
     words = ("--role", "decode", "--prefill-peers", nodes["prefill"].url, "--engine-process", "on")
     node = Node(home, "own", *words)
@@ -358,6 +359,7 @@ def test_an_engine_in_a_process_of_its_own_has_peers(nodes: Nodes, home: Path) -
         node.stop()
 
 
+@pytest.mark.slow
 def test_an_engine_in_a_process_of_its_own_works_for_others(nodes: Nodes, home: Path) -> None:
     worker = Node(home, "worker", "--role", "prefill", "--engine-process", "on")
     worker.start()
@@ -375,6 +377,7 @@ def test_an_engine_in_a_process_of_its_own_works_for_others(nodes: Nodes, home: 
         worker.stop()
 
 
+@pytest.mark.slow
 def test_two_hundred_requests_leave_nothing_behind(nodes: Nodes, home: Path) -> None:
     def ask(number: int) -> None:
         name = ("decode", "prefill-decode")[number % 2]

@@ -25,7 +25,7 @@ from fovea.engine.config import EngineConfig
 from fovea.engine.load import LoadedModel, load_model
 from tests.engine.test_native_families import FAMILIES
 from tests.engine.test_speculation import Case as Model
-from tests.engine.test_speculation import Written, answer, first_difference, settings, written
+from tests.engine.test_speculation import Written, first_difference, settings, written
 from tests.support.checkpoints import ARCHITECTURES
 from tests.support.engines import ask
 from tests.support.programs import need_kernels
@@ -161,7 +161,8 @@ def model(checkpoint: Callable[[str], Path]) -> Callable[[Case], LoadedModel]:
 
 def reply(machine: Engine, question: Question) -> Written:
     prompt, options = question
-    return written(answer(machine, ((prompt, ()), {"max_tokens": 20, **options})))
+    base = {"temperature": 0, "max_tokens": 20, "ignore_eos": True, "logprobs": True, "top_logprobs": 2}
+    return written(machine.generate(prompt, **{**base, **options}))
 
 
 def compare(

@@ -42,9 +42,9 @@ FIRST = (
     "config", "dtype", "quantization", "device", "threads", "kernels", "revision", "mmproj",
     "kv_cache_mib",
     "max_context", "embed_cache_mib", "embed_disk_dir", "embed_disk_mib", "target_itl_ms",
-    "tensor_parallel",
-    "target_ttft_ms", "speculate", "max_running", "max_queue", "detail_policy", "visual_tokens",
-    "drain_seconds", "request_timeout", "tls_cert", "tls_key", "trusted_proxies", "keys_file", "cors_origins",
+    "target_ttft_ms", "speculate", "tensor_parallel", "max_running", "max_queue", "detail_policy",
+    "visual_tokens", "drain_seconds", "request_timeout", "tls_cert", "tls_key", "trusted_proxies",
+    "keys_file", "cors_origins",
     "max_body_mib", "batch_dir", "log_format", "otlp_endpoint", "max_images", "allow_remote",
     "allowed_hosts",
 )  # fmt: skip

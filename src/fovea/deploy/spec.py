@@ -129,7 +129,8 @@ def whole_number(settings: Mapping[str, Any], name: str, default: int, *, low: i
 class Pool:
     """Engines that serve one model on one kind of machine; any of them can answer any request for it.
 
-    An engine is one process. With hardware cuda it has one GPU, or one MIG slice.
+    With hardware cuda an engine has one GPU, one MIG slice, or the GPUs that its settings tensor_parallel and
+    pipeline_parallel say.
 
     settings: settings of `fovea serve` beside those that the renderers set: host, port, model, keys.
     """
@@ -187,6 +188,21 @@ class Pool:
             raise ConfigError("mig needs gpu, because each GPU has profiles of its own", param="gpu")
         if self.mig:
             check_profile(self.gpu, self.mig)
+        if self.mig and self.devices > 1:
+            raise ConfigError(
+                f"the settings of the pool divide its model among {self.devices} devices, and mig gives an "
+                "engine one slice; accepted: no mig, or tensor_parallel 1 and pipeline_parallel 1",
+                param="mig",
+            )
+
+    @property
+    def devices(self) -> int:
+        """Devices of an engine: GPUs, or with hardware cpu processes."""
+        found = 1
+        for name in ("tensor_parallel", "pipeline_parallel"):
+            value = self.settings.get(name, 1)
+            found *= value if isinstance(value, int) and value > 0 else 1  # others are refused elsewhere
+        return found
 
     @property
     def client_model(self) -> str:

@@ -77,7 +77,11 @@ TARGETS = (
     Target("envoy", "envoy", "configuration of Envoy"),
     Target("kubernetes", "kubernetes", "manifests for Kubernetes, as a kustomization"),
     Target("kserve", "kserve", "InferenceService and ServingRuntime of KServe"),
-    Target("leaderworkerset", "leaderworkerset", "LeaderWorkerSets, for engines of several processes"),
+    Target(
+        "leaderworkerset",
+        "leaderworkerset",
+        "LeaderWorkerSets: for each engine one pod per device",
+    ),
     Target("gateway-api", "gateway_api", "Gateway API routes and InferencePools"),
     Target("istio", "istio", "VirtualService and DestinationRules of Istio"),
     Target("triton", "triton", "model repository of Triton, and its OpenAI frontend"),

@@ -570,7 +570,7 @@ SERVING_ROLES = ("all", "decode", "prefill-decode")
 CONNECTORS = ("shm", "mooncake", "folder")
 LONGEST_PEER_KEY = 512
 """As long as the longest key of a client."""
-_PEER_KEY = re.compile(f"[!-~]{{0,{LONGEST_PEER_KEY}}}")
+_PEER_KEY = re.compile(f"([!-~]([ -~]{{0,{LONGEST_PEER_KEY - 2}}}[!-~])?)?")
 
 
 def _peer_urls(text: str) -> str:
@@ -647,7 +647,7 @@ class PeerSettings:
         if not _PEER_KEY.fullmatch(self.peer_key):  # the message must not show it
             raise ConfigError(
                 f"peer_key has {len(self.peer_key)} characters, or some that cannot be sent; accepted: 1 to "
-                f"{LONGEST_PEER_KEY} printable ASCII characters without spaces",
+                f"{LONGEST_PEER_KEY} printable ASCII characters without spaces at its ends",
                 param="peer_key",
             )
         if self.role not in SERVING_ROLES and not self.peer_key:

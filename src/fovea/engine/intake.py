@@ -86,6 +86,7 @@ class Exporter(Protocol):
     """Offers results of this engine (`execute.handover.Handover`)."""
 
     layout: str
+    divided: bool
 
     def export(self, seq: Sequence, first: int | None, outputs: Iterable[tuple[str, int]]) -> Export: ...
 
@@ -241,6 +242,8 @@ class Visit:
                 "this engine has another version, model, precision or block size than the one that asks",
                 code="layout",
             )
+        if handover.divided and offering.first is not None:
+            raise Forbidden("this engine has its keys and values in parts, on several devices", code="role")
         images = len(prompt.images) if isinstance(prompt, PlannedPrompt) else 0
         if not all(0 <= number < images for number in offering.outputs):
             raise InvalidRequest(f"outputs is {offering.outputs}; there are {images} images", param="outputs")

@@ -73,27 +73,22 @@ def connect_peers(
     settings = config.peers
     if not settings.asked and not settings.answers_peers:
         return Peering()
-    if loaded.model.ranks.size > 1 and settings.role != "encode":
-        raise ConfigError(
-            "tensor_parallel and pipeline_parallel divide keys and values among processes, and peers do not "
-            "exchange such; accepted with peers: 1, or the role encode",
-            param="tensor_parallel",
-        )
     if config.kv.kv_ttl_s and settings.role != "encode":
         raise ConfigError(
             "kv_ttl_s divides prefixes by the clock of this machine, which peers do not share; accepted with "
             "peers: 0",
             param="kv_ttl_s",
         )
-    if config.parallel.size > 1:
+    divided = config.parallel.size > 1
+    if divided and (settings.role in ("prefill", "decode") or settings.prefill_peers):
         raise ConfigError(
-            "an engine on several devices has no whole blocks to hand over; accepted with peers: "
-            "tensor_parallel 1, pipeline_parallel 1",
+            "the keys and values of an engine on several devices lie in parts, which are not handed over; "
+            "accepted with tensor_parallel or pipeline_parallel: peers that encode images",
             param="tensor_parallel",
         )
     releases = Releases()
     connector = _open(settings, releases)
-    handover = Handover(_layout(loaded, config), runner, kv, embeddings, connector)
+    handover = Handover(_layout(loaded, config), runner, kv, embeddings, connector, divided=divided)
     if not settings.asked:
         return Peering(handover)
     lasting = bool(loaded.model.decoder.config.cross_layers)

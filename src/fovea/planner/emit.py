@@ -10,8 +10,10 @@ from typing import Any
 
 from fovea.core.errors import ConfigError
 from fovea.planner.memory import state_bytes
+from fovea.planner.parallel import divisions
 from fovea.planner.precision import RECIPES
 from fovea.planner.recommend import Choice
+from fovea.planner.roofline import Setup
 from fovea.planner.workload import Workload
 
 MIB = 1 << 20
@@ -21,17 +23,11 @@ GIB = 1 << 30
 def engine_settings(choice: Choice, workload: Workload) -> dict[str, Any]:
     """Return settings of `fovea serve` by name.
 
-    Raises ConfigError if a replica has several devices, because an engine of Fovea runs on one, or if the
-    precision is none of the setting `quantization`.
+    Raises ConfigError if the precision is none of the setting `quantization`, or if no engine of Fovea can
+    be divided among that many devices.
     """
     option = choice.option
     setup, memory = option.setup, option.capacity
-    if setup.devices > 1:
-        raise ConfigError(
-            f"the plan divides {setup.shape.name} among {setup.devices} devices, and an engine of Fovea runs "
-            "on one; accepted: --devices 1, or another engine behind `fovea gateway` (see the advice)",
-            param="devices",
-        )
     weights = replace(setup.precision, kv="", dtype="bfloat16", storage="plain")
     quantization = next((name for name, known in RECIPES.items() if known == weights), None)
     if quantization is None:
@@ -52,6 +48,8 @@ def engine_settings(choice: Choice, workload: Workload) -> dict[str, Any]:
         "max_context": min(setup.shape.max_positions, 1 << math.ceil(math.log2(2 * context))),
         "policy": "dual",
     }
+    if setup.devices > 1:
+        settings |= ranks(setup)
     if setup.precision.kv in ("int8", "fp8"):
         settings["kv_dtype"] = setup.precision.kv
     if states:
@@ -63,6 +61,19 @@ def engine_settings(choice: Choice, workload: Workload) -> dict[str, Any]:
     if workload.itl_ms or workload.ttft_ms:
         settings["target_percentile"] = workload.percentile
     return settings
+
+
+def ranks(setup: Setup) -> dict[str, int]:
+    """Return the settings that divide a model among its devices. Raises ConfigError if nothing does."""
+    possible = divisions(setup, 0)
+    if not possible:
+        raise ConfigError(
+            f"{setup.shape.name} cannot be divided among {setup.devices} devices: its heads and layers do "
+            "not allow it; accepted: another number in --devices",
+            param="devices",
+        )
+    best = possible[0]
+    return {"tensor_parallel": best.tensor, "pipeline_parallel": best.pipeline}
 
 
 def engine_toml(choice: Choice, workload: Workload) -> str:

@@ -73,8 +73,8 @@ def test_without_a_peer_only_its_own_work_moves() -> None:
         found = {}
         for number in range(100):
             table = PeerTable(urls)
-            for peer in table.peers:
-                peer.pending = 1000
+            for each in table.peers:
+                each.pending = 1000
             peer = table.choose(str(number), 1, 0.0)
             assert peer is not None
             found[str(number)] = peer.url

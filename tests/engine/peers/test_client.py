@@ -75,8 +75,11 @@ def test_requests_that_wait_for_a_thread_end_when_the_engine_stops(
         stopped.wait(30)
         return Answer(lambda: iter(()), 500)
 
-    with ThreadPoolExecutor(1) as pool, team("encode", model, BASE) as members:
-        monkeypatch.setattr(Peers, "_open", hang)
+    with (
+        ThreadPoolExecutor(1) as pool, team("encode", model, BASE) as members,
+        pytest.MonkeyPatch.context() as patch,
+    ):  # fmt: skip
+        patch.setattr(Peers, "_open", hang)
         prompt = ask("compare", drawn(1), drawn(2), drawn(3))
         waiting = pool.submit(members.front.generate, prompt, timeout=20, **GREEDY)
         assert asked.wait(10)

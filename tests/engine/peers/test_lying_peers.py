@@ -29,14 +29,15 @@ from fovea import Engine
 from fovea.core.types import ChatPrompt
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import LoadedModel, load_model
+from fovea.engine.peers import client
 from fovea.engine.transfer.connector import Connector, Offer
 from fovea.kernels.native.build import library
 from tests.engine.test_speculation import Written, answer, written
 from tests.support.engines import ask, assert_idle
 from tests.support.roles import drawn, line, worked
 
-TIMEOUT_S = 0.5
-"""`peer_timeout_s`: without news for so long, a peer is given up."""
+TIMEOUT_S, PATIENCE = 1.5, 2
+"""`peer_timeout_s`, and how many times that a peer is waited for that has nothing but news."""
 REQUEST_S = 20.0
 """Many times what a request needs if each of its waits ends as it should."""
 KINDS = ("encode", "prefill")
@@ -135,7 +136,7 @@ class Talk:
             except safetensors.SafetensorError:  # it is no encoder output
                 return bytes(data)
             self.peer.touched += 1
-            return safetensors.torch.save(change(tensors))
+            return bytes(safetensors.torch.save(change(tensors)))
 
         self.other_bytes(other)
 
@@ -180,14 +181,14 @@ def slow_head(talk: Talk) -> None:
 
 
 def gzipped(talk: Talk) -> None:
-    """A small body that becomes a gigabyte."""
+    """A small body that becomes a large one."""
     talk.head("200 OK", "content-encoding: gzip")
     talk.send(bomb())
 
 
 @cache
 def bomb() -> bytes:
-    return gzip.compress(bytes(1 << 20) * 256, 1)
+    return gzip.compress(bytes(32 << 20), 1)
 
 
 def endless(data: bytes, pause: float = 0.0, status: str = "200 OK") -> Callable[[Talk], None]:
@@ -306,6 +307,11 @@ HARMLESS: dict[str, Callable[[Talk], None]] = {
 """Lies that only waste time."""
 
 
+@pytest.fixture(autouse=True)
+def _less_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "PATIENCE", PATIENCE)
+
+
 @pytest.fixture(scope="module")
 def model() -> LoadedModel:
     return load_model("fovea-tiny", EngineConfig.of(**BASE))
@@ -355,7 +361,9 @@ def closed_at_end(server: Server) -> Any:
 
 @dataclass
 class Pair:
-    """kind: work of the peer. front: the engine that answers."""
+    """Two engines, of which one lies.
+
+    kind: work of the peer. front: the engine that answers."""
 
     kind: str
     front: Engine

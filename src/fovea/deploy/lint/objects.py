@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import posixpath
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
@@ -66,12 +66,14 @@ class Pods:
     """The pods that an object describes.
 
     replicas: their number, or the least one; None: it is not told.
+    serves: whether they answer requests. Others have no ports and no probes.
     """
 
     owner: Object
     labels: Fields
     spec: Fields
     replicas: int | None
+    serves: bool = True
 
     @property
     def containers(self) -> list[Fields]:
@@ -119,7 +121,11 @@ class Cluster:
                 found.append(_pods(each, template, each.spec.get("replicas")))
             elif each.kind == "LeaderWorkerSet":
                 group = fields_of(each.spec.get("leaderWorkerTemplate"))
-                found.append(_pods(each, fields_of(group.get("workerTemplate")), each.spec.get("replicas")))
+                leader, worker = (fields_of(group.get(name)) for name in ("leaderTemplate", "workerTemplate"))
+                replicas = each.spec.get("replicas")
+                found += [_pods(each, leader or worker, replicas)]
+                if leader:
+                    found += [replace(_pods(each, worker, replicas), serves=False)]
             elif each.kind == "InferenceService":
                 found.append(self._predictor(each))
         return found

@@ -55,7 +55,7 @@ def _security(pods: Pods) -> Iterator[str]:
 
 def _probes(pods: Pods) -> Iterator[str]:
     ports = pods.ports()
-    for container in pods.containers:
+    for container in pods.containers if pods.serves else ():
         for kind in PROBES:
             probe = fields_of(container.get(kind))
             if not probe:

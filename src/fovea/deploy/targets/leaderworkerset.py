@@ -1,11 +1,14 @@
-"""LeaderWorkerSet: a group of pods for each engine.
+"""LeaderWorkerSet: a group of pods for each engine, one pod for each of its devices.
 
-An engine of Fovea is one process on one GPU, so a group is its leader alone (size 1). That does what a
-Deployment does, for clusters whose queues and tools expect LeaderWorkerSets. A group of several pods would
-need an engine that computes on all of them, and Fovea has none.
+The first pod of a group, the leader, is the engine: it serves, and its pods are those of the pool's Service.
+The others are its workers (`engine.parallel`): they run the same command, which finds its place in the group
+by the variables that LeaderWorkerSet sets, and they have no HTTP port, so no probes. When a pod of a group
+ends, the whole group is started again. An engine on one device is a group of its leader alone.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from fovea.deploy.spec import DeploySpec, Pool
 from fovea.deploy.target import Check, Files
@@ -15,6 +18,10 @@ from fovea.deploy.targets.kubernetes.objects import Manifest, labels, manifest, 
 
 API, KIND = "leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"
 VOLUME_NAMES = "spec/leaderWorkerTemplate/workerTemplate/spec/volumes/configMap/name"
+LEADER_VOLUME_NAMES = "spec/leaderWorkerTemplate/leaderTemplate/spec/volumes/configMap/name"
+WORKER = "worker"
+"""Component of the pods that are no leaders. Services select engines, so they do not find these."""
+OF_HTTP = ("ports", "startupProbe", "livenessProbe", "readinessProbe", "lifecycle")
 
 
 def render(spec: DeploySpec) -> Files:
@@ -31,6 +38,15 @@ def _engines(spec: DeploySpec, pool: Pool) -> list[Manifest]:
     pod = pods.engine_pod(spec, pool, selector(spec, "engine", pool))
     for constraint in pod["topologySpreadConstraints"]:
         del constraint["matchLabelKeys"]  # only Deployments set pod-template-hash
+    group: dict[str, Any] = {"size": pool.devices, "restartPolicy": "RecreateGroupOnPodRestart"}
+    template = {"metadata": {"labels": labels(spec, "engine", pool)}, "spec": pod}
+    if pool.devices > 1:
+        if pool.hardware == "cuda":
+            one = pods.resources({**pods.engine_resources(pool), "nvidia.com/gpu": 1})
+            pod["containers"][0] |= one
+        group["leaderTemplate"] = template
+        template = {"metadata": {"labels": labels(spec, WORKER, pool)}, "spec": _worker(pod)}
+    group["workerTemplate"] = template
     replicas = {} if pool.max_replicas else {"replicas": pool.replicas}
     body = {
         **replicas,
@@ -39,11 +55,7 @@ def _engines(spec: DeploySpec, pool: Pool) -> list[Manifest]:
             "type": "RollingUpdate",
             "rollingUpdateConfiguration": {"maxUnavailable": 0, "maxSurge": 1},
         },
-        "leaderWorkerTemplate": {
-            "size": 1,
-            "restartPolicy": "RecreateGroupOnPodRestart",
-            "workerTemplate": {"metadata": {"labels": labels(spec, "engine", pool)}, "spec": pod},
-        },
+        "leaderWorkerTemplate": group,
     }
     name = pool_name(spec, pool)
     return [
@@ -52,6 +64,17 @@ def _engines(spec: DeploySpec, pool: Pool) -> list[Manifest]:
     ]
 
 
+def _worker(pod: dict[str, Any]) -> dict[str, Any]:
+    """The pod of a worker: that of its leader without HTTP."""
+    container = {key: value for key, value in pod["containers"][0].items() if key not in OF_HTTP}
+    return {**pod, "containers": [{**container, "name": WORKER}]}
+
+
 LAYOUT = Layout(
-    "leaderworkerset", _engines, custom=True, scaled_kind=(API, KIND), references=((KIND, VOLUME_NAMES),)
+    "leaderworkerset",
+    _engines,
+    custom=True,
+    scaled_kind=(API, KIND),
+    references=((KIND, VOLUME_NAMES), (KIND, LEADER_VOLUME_NAMES)),
+    groups=True,
 )

@@ -37,6 +37,7 @@ class Handover:
     """The memory of one engine, as the source and the target of values.
 
     layout: names what engines must have in common, see `peers.layout`.
+    divided: whether keys and values lie in parts, on several devices. Then only encoder outputs travel.
     connector: what values of this engine are offered by.
     adopted: number of values of peers that were taken in.
     """
@@ -48,9 +49,12 @@ class Handover:
         kv: KVManager,
         embeddings: EmbeddingCache[VisualFeatures],
         connector: Connector,
+        *,
+        divided: bool = False,
     ) -> None:
         """connector: what values of this engine are offered by."""
         self.layout = layout
+        self.divided = divided
         self.kv = kv
         self.embeddings = embeddings
         self.adopted = 0

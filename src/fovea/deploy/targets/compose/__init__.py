@@ -156,7 +156,7 @@ def _compose(spec: DeploySpec) -> str:
 
 
 def _engines(spec: DeploySpec) -> Iterator[_Service]:
-    """Yield the engines. Each CUDA engine has a GPU of its own. Raises ConfigError for a model's path."""
+    """Yield the engines. Each CUDA engine has GPUs of its own. Raises ConfigError for a model's path."""
     gpus = 0
     for number, engine in enumerate(engines(spec)):
         pool = engine.pool
@@ -169,8 +169,8 @@ def _engines(spec: DeploySpec) -> Iterator[_Service]:
             )
         device = ""
         if pool.hardware == "cuda":
-            device = f"{gpus}:0" if pool.mig else str(gpus)
-            gpus += 1
+            device = f"{gpus}:0" if pool.mig else ",".join(map(str, range(gpus, gpus + pool.devices)))
+            gpus += pool.devices
         yield _Service(engine.name, pool, "" if spec.gateway else _fixed_address(number), device)
 
 

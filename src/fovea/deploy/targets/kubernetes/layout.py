@@ -69,6 +69,7 @@ class Layout:
     service_suffix: what the name of a pool's Service has beyond the pool's.
     rules: whether rules and dashboards are rendered. They are the same whatever runs the engines.
     references: fields with names of ConfigMaps that kustomize does not know: (kind, path).
+    groups: whether an engine on several devices is a group of pods, which talk to each other.
     """
 
     root: str
@@ -78,6 +79,7 @@ class Layout:
     service_suffix: str = ""
     rules: bool = False
     references: NameReferences = ()
+    groups: bool = False
 
     def files(self, spec: DeploySpec) -> Files:
         """Return all files. Raises ConfigError for names that clash, and for windows that are too long."""
@@ -118,7 +120,8 @@ class Layout:
         return folder.endswith(("/base", "/hpa")) or name == "dashboards.yaml"
 
     def _base(self, spec: DeploySpec) -> Files:
-        objects = _objects(spec)
+        groups = self.groups and any(pool.devices > 1 for pool in spec.pools)
+        objects = _objects(spec, groups=groups)
         configs = {}
         for pool in spec.pools:
             objects[f"pool-{pool.name}.yaml"] = self.engines(spec, pool)
@@ -177,13 +180,13 @@ def lint(*folders: str) -> Check:
     return Check("python3", ("-m", "fovea.deploy.lint", *places), f"lint of {', '.join(folders)}")
 
 
-def _objects(spec: DeploySpec) -> dict[str, list[Manifest]]:
+def _objects(spec: DeploySpec, *, groups: bool) -> dict[str, list[Manifest]]:
     """The objects beside the pools, by file."""
     found = {
         "namespace.yaml": [workloads.namespace(spec)],
         "priorities.yaml": workloads.priorities(spec),
         "accounts.yaml": workloads.accounts(spec),
-        "network.yaml": _policies(spec),
+        "network.yaml": _policies(spec, groups=groups),
         "service.yaml": [workloads.front(spec)],
     }
     if spec.gateway is not None:
@@ -193,7 +196,7 @@ def _objects(spec: DeploySpec) -> dict[str, list[Manifest]]:
     return found
 
 
-def _policies(spec: DeploySpec) -> list[Manifest]:
+def _policies(spec: DeploySpec, *, groups: bool) -> list[Manifest]:
     """Return all NetworkPolicies."""
     collector = urlsplit(spec.otlp_endpoint)
     port = collector.port or (443 if collector.scheme == "https" else 80)
@@ -203,6 +206,7 @@ def _policies(spec: DeploySpec) -> list[Manifest]:
         labels=functools.partial(selector, spec),
         port=PORT,
         redis_port=workloads.REDIS_PORT,
+        groups=groups,
         collector_port=port if collector.hostname else None,
     )
     return [

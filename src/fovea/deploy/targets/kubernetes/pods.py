@@ -38,10 +38,10 @@ PRODUCTS = {
 
 
 def gpu_resources(pool: Pool) -> dict[str, int]:
-    """The GPU resources of an engine."""
+    """The GPU resources of an engine in one pod."""
     if pool.hardware != "cuda":
         return {}
-    return {mig_resource(pool.mig): 1} if pool.mig else {"nvidia.com/gpu": 1}
+    return {mig_resource(pool.mig): 1} if pool.mig else {"nvidia.com/gpu": pool.devices}
 
 
 def affinity(pool: Pool) -> dict[str, Any]:
