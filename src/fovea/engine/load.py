@@ -315,12 +315,9 @@ def load_model(
     return LoadedModel(model, tokenizer, processor, info, fingerprint_value, videos, heads, checkpoint.path)
 
 
-def load_share(
-    name: str, settings: EngineConfig, ranks: Ranks, device_number: int = 0
-) -> tuple[VisionLanguageModel, torch.device]:
+def load_share(name: str, settings: EngineConfig, ranks: Ranks) -> tuple[VisionLanguageModel, torch.device]:
     """Load the share of a worker: some layers of a model, without a tower and an embedding table.
 
-    device_number: number of the GPU, if the settings name none.
     Returns the model, and its device. Raises as `load_model`.
     """
     checkpoint = open_checkpoint(resolve(name, settings.model.revision), settings.model.mmproj)
@@ -329,9 +326,6 @@ def load_share(
     entries = [entry for _, entries in stored.files for entry in entries]
     untie_own_head(config, (entry.name for entry in entries))
     device = pick_device(settings.model.device)
-    if device.type == "cuda" and settings.model.device in ("auto", "cuda"):
-        device = torch.device("cuda", device_number)
-        torch.cuda.set_device(device)
     dtype = pick_dtype(settings.model.dtype, device, common_dtype(entries), settings.model.kernels)
     quantization = _quantization(settings.model.quantization, checkpoint.path, stored)
     model = build_model(checkpoint.path, config, device, dtype, ranks)
@@ -376,12 +370,12 @@ def _load(
     fused: Mapping[str, FusedTensor],
 ) -> None:
     """Load the weights, or this process' parts of them."""
-    targets = dict(model.checkpoint_targets())
-    if model.ranks.rank:
-        owned = ("decoder.layers.", "lm_head.")
-        targets = {name: tensor for name, tensor in targets.items() if name.startswith(owned)}
-    cuts = {name: cut for name in targets if (cut := model.ranks.cut(model.whole, name)) is not None}
-    count = load_weights(stored, iter(targets.items()), ignored, packer, model.renames, fused, cuts)
+    owned = ("decoder.layers.", "lm_head.") if model.ranks.rank else ("",)
+    # Nothing here may hold a tensor: those that are packed must give their memory back.
+    names = [name for name, _ in model.checkpoint_targets() if name.startswith(owned)]
+    cuts = {name: cut for name in names if (cut := model.ranks.cut(model.whole, name)) is not None}
+    targets = ((name, tensor) for name, tensor in model.checkpoint_targets() if name.startswith(owned))
+    count = load_weights(stored, targets, ignored, packer, model.renames, fused, cuts)
     if model.ranks is not ALONE:
         log.info("rank %d has read %.1f MiB of %.1f", model.ranks.rank, count / MIB, stored.nbytes / MIB)
 

@@ -11,10 +11,15 @@ from typing import Any
 
 import pytest
 
-from fovea.core.errors import ConfigError, EngineError, Unavailable
+from fovea import Engine
+from fovea.core.errors import CheckpointError, ConfigError, EngineError, Unavailable
 from tests.engine.parallel.support import GREEDY, LONG, PROMPTS, Tokens, group_of, one, start, together
 from tests.support.checkpoints import ARCHITECTURES
-from tests.support.engines import ask, assert_idle, engine, picture
+from tests.support.checkpoints.text import write_text
+from tests.support.draft_layers import draft_always, eagle3
+from tests.support.engines import SETTINGS, ask, assert_idle, engine, picture
+from tests.support.gguf_files import quantized, write_model
+from tests.support.quantized import SCHEMES, quantize_folder
 
 EVERYTHING: dict[str, Any] = {
     "block_size": 4,
@@ -80,6 +85,8 @@ def test_a_grid_that_the_model_cannot_have_is_refused_before_it_is_loaded(qwen: 
         start(qwen, 3)
     with pytest.raises(ConfigError, match="compile is for one process"):
         start(qwen, 2, compile="default", kernels="torch")
+    with pytest.raises(ConfigError, match="device is cuda:1, .* accepted with several processes: auto"):
+        start(qwen, 2, device="cuda:1")
 
 
 GRIDS = {"2x1": (2, 1), "1x2": (1, 2), "2x2": (2, 2), "4x1": (4, 1)}
@@ -144,3 +151,46 @@ def test_shares_of_weights_are_quantized(
         first: list[Tokens] = together(machine, [*PROMPTS])
         assert together(machine, [*PROMPTS]) == first
         assert machine.info.quantization == quantization
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("grid", ["2x1", "1x2"])
+def test_a_draft_layer_reads_the_states_of_all_processes(
+    grid: str, qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The layer itself is whole, and in the driver. With stages, states of other ones are brought to it."""
+    layer = eagle3(qwen, eagle_aux_hidden_state_layer_ids=[1, 2, 3]).write(tmp_path)
+    names = [*PROMPTS, *PROMPTS]
+    with engine(qwen) as machine:
+        expected = together(machine, names)
+    with start(qwen, *GRIDS[grid], speculate="layer", draft_layer=str(layer)) as machine:
+        draft_always(machine, monkeypatch)
+        assert together(machine, names) == expected
+        assert machine.runner.speculates, "the drafter has failed"
+        assert machine.stats()["draft_tokens"] > 0
+        assert_idle(machine)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["w8a16", "fp8-blocks"])
+def test_weights_that_are_stored_quantized(scheme: str, qwen: Path, tmp_path: Path) -> None:
+    folder = quantize_folder(qwen, tmp_path / "quantized", SCHEMES[scheme])
+    with engine(folder, kernels="torch") as machine:
+        expected = together(machine, [*PROMPTS])
+    with start(folder, kernels="torch") as machine:
+        assert together(machine, [*PROMPTS]) == expected
+
+
+def test_codes_whose_groups_would_be_divided_are_refused(qwen: Path, tmp_path: Path) -> None:
+    folder = quantize_folder(qwen, tmp_path / "quantized", SCHEMES["awq"])
+    with pytest.raises(CheckpointError, match="down_proj.weight cannot be divided .* groups of 16"):
+        start(folder, kernels="torch")
+
+
+@pytest.mark.slow
+def test_a_gguf_file(tmp_path: Path) -> None:
+    path = write_model(write_text("llama", tmp_path / "plain"), tmp_path / "model.gguf", quantized("Q8_0"))
+    with Engine.from_pretrained(str(path), **SETTINGS) as machine:
+        expected = one(machine, PROMPTS["text"])
+    with start(path) as machine:
+        assert one(machine, PROMPTS["text"]) == expected

@@ -15,7 +15,7 @@ from fovea.core.errors import CheckpointError
 from fovea.engine.config import EngineConfig
 from fovea.engine.layers.config import DecoderConfig
 from fovea.engine.layers.ranks import Ranks
-from fovea.engine.load import load_share
+from fovea.engine.load import load_model, load_share
 from fovea.engine.models import stored as stored_weights
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.stored import SafetensorsWeights
@@ -25,7 +25,9 @@ from fovea.engine.parallel import shares
 from fovea.engine.parallel.shares import Grid
 from fovea.kernels.codes import Codes
 from tests.support.checkpoints import ARCHITECTURES
-from tests.support.engines import shared_model
+from tests.support.checkpoints.text import write_text
+from tests.support.gguf_files import write_model
+from tests.support.quantized import SCHEMES, quantize_folder
 from tests.support.thorough import others_slow
 
 
@@ -69,9 +71,12 @@ def bytes_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def share(folder: Path, grid: Grid) -> VisionLanguageModel:
-    settings = EngineConfig.of(dtype="float32", device="cpu", kernels="torch")
-    return load_share(str(folder), settings, Lonely(grid))[0]
+def settings(**changes: Any) -> EngineConfig:
+    return EngineConfig.of(**{"dtype": "float32", "device": "cpu", "kernels": "torch", **changes})
+
+
+def share(folder: Path, grid: Grid, **changes: Any) -> VisionLanguageModel:
+    return load_share(str(folder), settings(**changes), Lonely(grid))[0]
 
 
 def tensors(model: VisionLanguageModel) -> dict[str, Tensor]:
@@ -86,20 +91,45 @@ def test_the_shares_of_workers_are_parts_of_the_whole(
     architecture: str, checkpoint: Callable[[str], Path]
 ) -> None:
     folder = checkpoint(architecture)
-    whole = shared_model.__wrapped__(folder).model  # loaded anew, so that its weights are not packed
-    expected, seen = tensors(whole), set()
+    whole = load_model(str(folder), settings()).model
+    seen: set[str] = set()
     for rank in (1, 3):
-        grid = Grid(rank, 2, 2) if len(whole.whole.layers) > 1 else Grid(1, 2)
-        for name, own in tensors(share(folder, grid)).items():
-            cut = shares.cut_of(whole.whole, name, grid)
-            full = expected[name]
-            if cut is not None:
-                flat = full.reshape(*full.shape[: cut.axis], cut.size, -1)  # views may have more axes
-                full = torch.cat([flat.narrow(cut.axis, a, b - a) for a, b in cut.runs], cut.axis)
-            assert torch.equal(own.reshape(-1), full.reshape(-1)), name
-            seen.add(name)
-    missing = {name for name in expected if name not in seen}
+        grid = Grid(rank, 2, 2)
+        seen |= expect_parts(whole, share(folder, grid), grid)
+    missing = tensors(whole).keys() - seen
     assert all(".bias" in name or "cross_attn" in name for name in missing), missing
+
+
+def expect_parts(whole: VisionLanguageModel, own: VisionLanguageModel, grid: Grid) -> set[str]:
+    """Assert that the tensors of a share are parts of the whole's. Returns their names."""
+    expected, found = tensors(whole), tensors(own)
+    for name, tensor in found.items():
+        full, cut = expected[name], shares.cut_of(whole.whole, name, grid)
+        if cut is not None:
+            flat = full.reshape(*full.shape[: cut.axis], cut.size, -1)  # views may have more axes
+            full = torch.cat([flat.narrow(cut.axis, a, b - a) for a, b in cut.runs], cut.axis)
+        assert torch.equal(tensor.reshape(-1), full.reshape(-1)), name
+    return set(found)
+
+
+@pytest.mark.usefixtures("unpacked")
+@pytest.mark.parametrize("scheme", ["awq", "gptq-act-order", "w4a16", "fp8-blocks", "nvfp4"])
+def test_shares_of_weights_that_are_stored_quantized(scheme: str, qwen: Path, tmp_path: Path) -> None:
+    folder = quantize_folder(qwen, tmp_path / "quantized", SCHEMES[scheme])
+    whole = load_model(str(folder), settings(quantization="dequantize")).model
+    for rank in range(1, 4):
+        grid = Grid(rank, 4)
+        own = share(folder, grid, quantization="dequantize")
+        assert expect_parts(whole, own, grid)
+
+
+@pytest.mark.usefixtures("unpacked")
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_shares_of_gguf_files(kind: str, tmp_path: Path) -> None:
+    """Llama's queries and keys are stored in another order there."""
+    path = write_model(write_text(kind, tmp_path / "plain"), tmp_path / "model.gguf")
+    whole = load_model(str(path), settings()).model
+    assert expect_parts(whole, share(path, Grid(1, 2)), Grid(1, 2))
 
 
 @pytest.mark.usefixtures("unpacked")

@@ -21,7 +21,7 @@ from fovea.engine.layers.config import (
     ShortConv,
 )
 from fovea.engine.models.targets import Cut
-from fovea.engine.parallel.places import Place, place_of
+from fovea.engine.parallel.places import Place, own_gpu, place_of
 from fovea.engine.parallel.shares import Grid, cut_of, head_rows, share_of, skipped, stages
 
 DENSE = Dense(48, "silu")
@@ -221,3 +221,9 @@ def test_the_place_among_processes_of_a_launcher() -> None:
         place_of(EngineConfig.of(tensor_parallel=4), TORCHRUN)
     with pytest.raises(ConfigError, match="RANK is 'x'"):
         place_of(two, TORCHRUN | {"RANK": "x"})
+
+
+def test_each_process_sees_one_gpu() -> None:
+    assert [own_gpu({}, rank) for rank in range(2)] == ["0", "1"]
+    assert [own_gpu({"CUDA_VISIBLE_DEVICES": "4, 6"}, rank) for rank in range(3)] == ["4", "6", ""]
+    assert own_gpu({"CUDA_VISIBLE_DEVICES": ""}, 0) == ""

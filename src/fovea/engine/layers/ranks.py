@@ -110,8 +110,8 @@ class Ranks:
         """Return the results of the query heads of all processes. part: (own query heads, ...)."""
         return part
 
-    def join_keys(self, part: Tensor) -> Tensor:
-        """Return the keys of the KV heads of all processes. part: (rows, own KV heads, head_dim)."""
+    def join_keys(self, part: Tensor, layer: int) -> Tensor:
+        """Return the keys of all KV heads of a layer. part: (rows, own KV heads, head_dim)."""
         return part
 
     def add_heads(self, scores: Tensor) -> Tensor:

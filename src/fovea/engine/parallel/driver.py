@@ -45,8 +45,15 @@ def start_ranks(model: str, config: EngineConfig) -> Ranks:
             "compile is for one process; accepted with tensor_parallel and pipeline_parallel: off",
             param="compile",
         )
+    if config.model.device.startswith("cuda:"):
+        raise ConfigError(
+            f"device is {config.model.device}, and each process has a GPU of its own; accepted with several "
+            "processes: auto, cuda, cpu (CUDA_VISIBLE_DEVICES chooses GPUs)",
+            param="device",
+        )
     place = place_of(config, os.environ)
     if place is None:
+        _check_gpus(config)
         return _start_here(model, config)
     if place.rank:
         raise ConfigError(
@@ -55,6 +62,17 @@ def start_ranks(model: str, config: EngineConfig) -> Ranks:
             param="tensor_parallel",
         )
     return DriverGroup(config, place, open_store(place), [])
+
+
+def _check_gpus(config: EngineConfig) -> None:
+    """Raise ConfigError if this machine has some GPUs, but not one for each process."""
+    count = 0 if config.model.device == "cpu" else torch.cuda.device_count()
+    if 0 < count < config.parallel.size:
+        raise ConfigError(
+            f"tensor_parallel times pipeline_parallel is {config.parallel.size}, and this machine has "
+            f"{count} GPUs that are visible; accepted: up to {count}, or device cpu",
+            param="tensor_parallel",
+        )
 
 
 def _start_here(model: str, config: EngineConfig) -> Ranks:

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, ReduceOp, Store
 from torch.nn import functional
 
-from fovea.engine.layers.config import DecoderConfig
+from fovea.engine.layers.config import Attention, DecoderConfig
 from fovea.engine.layers.decoder import Decoder, LanguageHead
 from fovea.engine.layers.experts import DenseBesideExperts, ExpertsBlock
 from fovea.engine.layers.layer import CrossLayer
@@ -100,9 +100,7 @@ class Group(Ranks):
         self.board = Board(store)
         self._timeout = timedelta(seconds=timeout_s)
         self._local = local
-        self._kv_heads = 1
-        self._vocabulary = 0
-        self._lock = threading.Lock()
+        self._whole: DecoderConfig
         self._within = False
         self._memories: dict[int, int] = {}
         self._closed: list[int] = []
@@ -114,7 +112,7 @@ class Group(Ranks):
         self._device = torch.device("cpu")
 
     def share(self, config: DecoderConfig) -> DecoderConfig:
-        self._kv_heads = config.attention_heads.kv
+        self._whole = config
         bounds = stages(config, self.stages)
         self._starts = {first: stage for stage, (first, _) in enumerate(bounds) if stage}
         self._ends = {
@@ -126,7 +124,6 @@ class Group(Ranks):
         return largest_share(model.whole, self.grid)
 
     def head_rows(self, config: DecoderConfig) -> tuple[int, int]:
-        self._vocabulary = config.vocab_size
         return head_rows(config, self.grid)
 
     def cut(self, config: DecoderConfig, name: str) -> Cut | None:
@@ -309,21 +306,24 @@ class Group(Ranks):
     def join_heads(self, part: Tensor) -> Tensor:
         return part if self.tensor_size == 1 else self.gather(part).flatten(0, 1)
 
-    def join_keys(self, part: Tensor) -> Tensor:
+    def join_keys(self, part: Tensor, layer: int) -> Tensor:
         if self.tensor_size == 1:
             return part
-        different = self.gather(part)[:: max(1, self.tensor_size // self._kv_heads)]
+        mixer = self._whole.layers[layer].mixer
+        assert isinstance(mixer, Attention)
+        different = self.gather(part)[:: max(1, self.tensor_size // mixer.kv_heads)]
         return different.transpose(0, 1).flatten(1, 2)
 
     def join_logits(self, part: Tensor) -> Tensor:
         if self.tensor_size == 1:
             return part
-        own = -(-self._vocabulary // self.tensor_size)
+        vocabulary = self._whole.vocab_size
+        own = -(-vocabulary // self.tensor_size)
         parts = self.gather(functional.pad(part, (0, own - part.shape[1])))
-        return parts.transpose(0, 1).flatten(1)[:, : self._vocabulary]
+        return parts.transpose(0, 1).flatten(1)[:, :vocabulary]
 
     def add_heads(self, scores: Tensor) -> Tensor:
-        same = self.tensor_size // self._kv_heads
+        same = self.tensor_size // self._whole.attention_heads.kv
         if same <= 1:
             return scores
         first = self.tensor_rank // same * same

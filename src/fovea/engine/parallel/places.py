@@ -16,6 +16,7 @@ from fovea.engine.config import EngineConfig
 
 LWS_PORT = "29500"
 """Port at which the processes of a LeaderWorkerSet meet, unless MASTER_PORT names another."""
+GPUS = "CUDA_VISIBLE_DEVICES"
 ANSWERS = ("1", "true")
 
 
@@ -75,6 +76,15 @@ def place_of(config: EngineConfig, environment: Mapping[str, str]) -> Place | No
         rank == 0 and not agent,
         environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
     )
+
+
+def own_gpu(environment: Mapping[str, str], local_rank: int) -> str:
+    """Return which of the visible GPUs a process has, as a value of CUDA_VISIBLE_DEVICES; "": none."""
+    listed = environment.get(GPUS)
+    if listed is None:
+        return str(local_rank)
+    names = [name.strip() for name in listed.split(",") if name.strip()]
+    return names[local_rank] if local_rank < len(names) else ""
 
 
 def divided(config: EngineConfig) -> EngineConfig:

@@ -26,7 +26,7 @@ from fovea.engine.config import EngineConfig
 from fovea.engine.load import load_share
 from fovea.engine.parallel.group import Group, Pulse
 from fovea.engine.parallel.mirror import Mirror
-from fovea.engine.parallel.places import Place
+from fovea.engine.parallel.places import GPUS, Place, own_gpu
 from fovea.engine.parallel.shares import Grid
 from fovea.kernels.choose import set_threads
 from fovea.observe.logs import formatter
@@ -75,12 +75,14 @@ def run_worker(start: Start) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the driver ends its requests first, and then its workers
     place, parallel = start.place, start.config.parallel
+    # Before CUDA is used. Triton's kernels run on the first GPU that a process sees.
+    os.environ[GPUS] = own_gpu(os.environ, place.local_rank)
     grid = Grid(place.rank, parallel.tensor_parallel, parallel.pipeline_parallel)
     group = Group(grid, open_store(place), parallel.parallel_timeout_s, local=is_local(place))
     set_threads(start.config.model.threads)
     pulse = Pulse(connect_again(place), place.rank, lambda: os._exit(1))
     try:
-        model, device = load_share(start.model, start.config, group, place.local_rank)
+        model, device = load_share(start.model, start.config, group)
     except Exception as error:
         log.exception("rank %d cannot load its share", place.rank)
         group.board.report(place.rank, _public(error))

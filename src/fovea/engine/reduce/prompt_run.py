@@ -199,7 +199,7 @@ def first_keys(ranks: Ranks, number: int, step: Step, table: Tensor, length: int
     """Rotated keys of a prompt in a layer that has run, see `PromptRun.keys`. table: its blocks."""
     kv = step.memory.layer_kv(number)
     assert isinstance(kv, Tensor)
-    return ranks.join_keys(kv[table].flatten(0, 1)[:length, 0])
+    return ranks.join_keys(kv[table].flatten(0, 1)[:length, 0], number)
 
 
 def own_rows(projected: Tensor, mixer: AttentionMixer) -> Tensor:
