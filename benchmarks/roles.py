@@ -15,7 +15,8 @@ is fovea-tiny, `small` random weights with 0.5 B parameters. `fault` kills the e
 an image, and compares the longest gap of the text answers with the usual one.
 
 The script writes roles.json and roles.md to --out. Sections that are not measured are taken from the
-roles.json that is there. All of it takes about 12 minutes on two idle cores. The last line is JSON.
+roles.json that is there. All of it takes about 12 minutes on two idle cores:
+loads that would begin after --minutes are left out. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -276,6 +277,9 @@ def cells(args: argparse.Namespace, name: str, model: str) -> dict[str, Any]:
             side = cell.side
             rate = capacity(setups[INTEGRATED].url, side, cell.probes)
             for load in cell.loads[:1] if args.quick else cell.loads:
+                if found and time.perf_counter() > args.latest:
+                    print(f"{name}, {side}x{side}, load {load}: left out, it is late", file=sys.stderr)
+                    continue
                 count = max(1, round(load * rate * cell.seconds * args.length))
                 rounds = []
                 for number in range(args.rounds):
@@ -382,12 +386,14 @@ def arguments() -> argparse.Namespace:
     add("--only", type=_sections, default=SECTIONS, help="sections to measure")
     add("--rounds", type=int, default=3, help="turns of all setups")
     add("--length", type=float, default=1.0, help="multiple of the time in which images arrive")
+    add("--minutes", type=float, default=8.0, help="no further load is begun after this time")
     add("--fault-side", type=int, default=FAULT_SIDE, help="side of the image whose encoder is killed")
     add("--folder", type=Path, default=Path("/tmp/fovea-bench/qwen2.5-vl-0.5b-random"))
     add("--out", type=Path, default=ROOT / "benchmarks/results")
     add("--quick", action="store_true", help="the tiny model alone, to see that it works")
     args = parser.parse_args()
     args.cores = _cores()
+    args.latest = time.perf_counter() + 60 * args.minutes
     if len(args.cores) < 2:
         parser.error("roles are compared on two cores, and this process may use one")
     if args.quick:

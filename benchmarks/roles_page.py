@@ -11,7 +11,7 @@ from fovea.core.markdown import markdown_table
 
 Body = Mapping[str, Any]
 """Results by section, as in roles.json. A section may be missing."""
-SECTIONS = ("tiny", "small", "fault")
+SECTIONS = ("tiny", "fault", "small")
 INTEGRATED, ENCODE_APART = "integrated", "encode apart"
 SETUPS = (INTEGRATED, ENCODE_APART, "prefill apart")
 
