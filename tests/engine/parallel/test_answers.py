@@ -14,7 +14,7 @@ import pytest
 from fovea import Engine
 from fovea.core.errors import CheckpointError, ConfigError, EngineError, Unavailable
 from tests.engine.parallel.support import GREEDY, LONG, PROMPTS, Tokens, group_of, one, start, together
-from tests.support.checkpoints import ARCHITECTURES
+from tests.support.checkpoints import ARCHITECTURES, write
 from tests.support.checkpoints.text import write_text
 from tests.support.draft_layers import draft_always, eagle3
 from tests.support.engines import SETTINGS, ask, assert_idle, engine, picture
@@ -173,16 +173,16 @@ def test_a_draft_layer_reads_the_states_of_all_processes(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["w8a16", "fp8-blocks"])
-def test_weights_that_are_stored_quantized(scheme: str, qwen: Path, tmp_path: Path) -> None:
-    folder = quantize_folder(qwen, tmp_path / "quantized", SCHEMES[scheme])
+def test_weights_that_are_stored_quantized(scheme: str, tmp_path: Path) -> None:
+    folder = quantize_folder(write("qwen3_vl", tmp_path / "plain"), tmp_path / "quantized", SCHEMES[scheme])
     with engine(folder, kernels="torch") as machine:
         expected = together(machine, [*PROMPTS])
     with start(folder, kernels="torch") as machine:
         assert together(machine, [*PROMPTS]) == expected
 
 
-def test_codes_whose_groups_would_be_divided_are_refused(qwen: Path, tmp_path: Path) -> None:
-    folder = quantize_folder(qwen, tmp_path / "quantized", SCHEMES["awq"])
+def test_codes_whose_groups_would_be_divided_are_refused(tmp_path: Path) -> None:
+    folder = quantize_folder(write("qwen3_vl", tmp_path / "plain"), tmp_path / "quantized", SCHEMES["awq"])
     with pytest.raises(CheckpointError, match="down_proj.weight cannot be divided .* groups of 16"):
         start(folder, kernels="torch")
 

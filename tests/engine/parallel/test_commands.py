@@ -75,8 +75,14 @@ def workers_of(process: subprocess.Popen[bytes], words: Sequence[str]) -> list[i
     """The processes among the children of a process whose command has one of these words."""
     children = Path(f"/proc/{process.pid}/task").glob("*/children")
     pids = " ".join(path.read_text() for path in children).split()
-    commands = {int(pid): Path(f"/proc/{pid}/cmdline").read_text() for pid in pids}
+    commands = {int(pid): command_of(pid) for pid in pids}
     return [pid for pid, command in commands.items() if any(word in command for word in words)]
+
+
+def command_of(pid: str) -> str:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
 
 
 def ended(pid: int) -> bool:

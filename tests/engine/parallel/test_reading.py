@@ -24,7 +24,7 @@ from fovea.engine.models.weights import Packer, _codes_part
 from fovea.engine.parallel import shares
 from fovea.engine.parallel.shares import Grid
 from fovea.kernels.codes import Codes
-from tests.support.checkpoints import ARCHITECTURES
+from tests.support.checkpoints import ARCHITECTURES, write
 from tests.support.checkpoints.text import write_text
 from tests.support.gguf_files import write_model
 from tests.support.quantized import SCHEMES, quantize_folder
@@ -114,8 +114,8 @@ def expect_parts(whole: VisionLanguageModel, own: VisionLanguageModel, grid: Gri
 
 @pytest.mark.usefixtures("unpacked")
 @pytest.mark.parametrize("scheme", ["awq", "gptq-act-order", "w4a16", "fp8-blocks", "nvfp4"])
-def test_shares_of_weights_that_are_stored_quantized(scheme: str, qwen: Path, tmp_path: Path) -> None:
-    folder = quantize_folder(qwen, tmp_path / "quantized", SCHEMES[scheme])
+def test_shares_of_weights_that_are_stored_quantized(scheme: str, tmp_path: Path) -> None:
+    folder = quantize_folder(write("qwen3_vl", tmp_path / "plain"), tmp_path / "quantized", SCHEMES[scheme])
     whole = load_model(str(folder), settings(quantization="dequantize")).model
     for rank in range(1, 4):
         grid = Grid(rank, 4)
