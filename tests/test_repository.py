@@ -52,7 +52,7 @@ def test_large_files_are_assets_of_the_package() -> None:
 
 def test_the_checkout_is_small() -> None:
     """A machine for tests on GPUs takes 64 MiB; wheels are up to 24 of them."""
-    assert sum(path.stat().st_size for path in FILES) < 36 * MIB
+    assert sum(path.stat().st_size for path in FILES) < 38 * MIB
 
 
 def test_every_hint_installs_this_project_and_not_its_namesake() -> None:

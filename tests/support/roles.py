@@ -175,7 +175,9 @@ def team(name: str, model: LoadedModel, base: Mapping[str, Any], **front: Any) -
         pytest.MonkeyPatch.context() as patch,
     ):
         members = Team({})
-        patch.setattr(Peers, "_open", lambda self, peer, path, content, **more: members.open(self, peer, content))
+        patch.setattr(
+            Peers, "_open", lambda self, peer, path, content, **more: members.open(self, peer, content)
+        )
         for role in roles:
             more: dict[str, Any] = dict(front) if role == roles[-1] else {}
             if "encode" in roles and role != "encode":

@@ -90,9 +90,7 @@ class Handover:
         offer = self.connector.offer(value.name, pieces)
         if offer is None and not self._told:
             self._told = True
-            log.warning(
-                "transfer_mib has no room for all results that peers wait for; they compute the rest"
-            )
+            log.warning("transfer_mib has no room for all results that peers wait for; they compute the rest")
         return None if offer is None else offer.to_json()
 
     def release(self, offers: Iterable[Mapping[str, Any]]) -> None:
