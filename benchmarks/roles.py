@@ -9,13 +9,14 @@ Three setups serve the same load, in turns, for several rounds:
   encode apart      a server with the role encode, and one with prefill-decode; one thread and one core each
   prefill apart     a server with the role prefill, and one with decode; one thread and one core each
 
-Two clients read text answers all the time. Requests with a new image arrive at shares of the rate at which the
-integrated server alone answers such requests with one token. Gaps are those of the text answers. `tiny` is
-fovea-tiny, `small` random weights with 0.5 B parameters. `fault` kills the encode server while it encodes an
-image, and compares the longest gap of the text answers with the usual one.
+Two clients read text answers all the time. Requests with a new image arrive at shares of the rate at which
+the integrated server alone answers such requests with one token. Gaps are those of the text answers. `tiny`
+is fovea-tiny, `small` random weights with 0.5 B parameters. `fault` kills the encode server while it encodes
+an image, and compares the longest gap of the text answers with the usual one.
 
 The script writes roles.json and roles.md to --out. Sections that are not measured are taken from the
-roles.json that is there. All of it takes about 11 minutes. The last line is JSON.
+roles.json that is there. All of it takes about 12 minutes on two idle cores:
+loads that would begin after --minutes are left out. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ COUNTERS = (
     "transfers", "transfer_bytes", "transfer_seconds", "peer_encode_done", "peer_prefill_done",
     "peer_encode_failed", "peer_prefill_failed",
 )  # fmt: skip
-FAULT_SIDE = 896
+FAULT_SIDE = 672
 KILL_AFTER = 0.3
 """When the encode server is killed, as a share of the time that its image takes otherwise."""
 
@@ -272,22 +273,25 @@ def cells(args: argparse.Namespace, name: str, model: str) -> dict[str, Any]:
     """Measure all sizes and loads of one model."""
     found = []
     with serving(args, model) as setups:
-        for side, seconds, probes, loads in CELLS[name]:
-            rate = capacity(setups[INTEGRATED].url, side, probes)
-            for load in loads[:1] if args.quick else loads:
-                count = max(1, round(load * rate * seconds * args.length))
+        for cell in CELLS[name]:
+            side = cell.side
+            rate = capacity(setups[INTEGRATED].url, side, cell.probes)
+            for load in cell.loads[:1] if args.quick else cell.loads:
+                if found and time.perf_counter() > args.latest:
+                    print(f"{name}, {side}x{side}, load {load}: left out, it is late", file=sys.stderr)
+                    continue
+                count = max(1, round(load * rate * cell.seconds * args.length))
                 rounds = []
                 for number in range(args.rounds):
                     rng = Random(f"{side} {load} {number}")
                     arrivals = [(place + rng.random()) / (load * rate) for place in range(count)]
-                    rounds.append(
-                        {
-                            title: one_run(setup, [picture(side) for _ in arrivals], arrivals)
-                            for title, setup in setups.items()
-                        }
-                    )
-                cell = {"side": side, "load": load, "images_per_s": rate, "rounds": rounds}
-                found.append(cell)
+                    if count == 1:
+                        arrivals = [1.0]
+                    turns = {}
+                    for title in cell.setups:
+                        turns[title] = one_run(setups[title], [picture(side) for _ in arrivals], arrivals)
+                    rounds.append(turns)
+                found.append({"side": side, "load": load, "images_per_s": rate, "rounds": rounds})
                 print(f"{name}, {side}x{side}, load {load}: {summary(rounds)}", file=sys.stderr, flush=True)
     return {"model": Path(model).name, "cells": found}
 
@@ -382,12 +386,14 @@ def arguments() -> argparse.Namespace:
     add("--only", type=_sections, default=SECTIONS, help="sections to measure")
     add("--rounds", type=int, default=3, help="turns of all setups")
     add("--length", type=float, default=1.0, help="multiple of the time in which images arrive")
+    add("--minutes", type=float, default=8.0, help="no further load is begun after this time")
     add("--fault-side", type=int, default=FAULT_SIDE, help="side of the image whose encoder is killed")
     add("--folder", type=Path, default=Path("/tmp/fovea-bench/qwen2.5-vl-0.5b-random"))
     add("--out", type=Path, default=ROOT / "benchmarks/results")
     add("--quick", action="store_true", help="the tiny model alone, to see that it works")
     args = parser.parse_args()
     args.cores = _cores()
+    args.latest = time.perf_counter() + 60 * args.minutes
     if len(args.cores) < 2:
         parser.error("roles are compared on two cores, and this process may use one")
     if args.quick:

@@ -45,15 +45,15 @@ class Case:
 
 CASES = (
     Case(
-        "captions: one 1240x1754 page, 20 tokens out",
+        "one page of 1240x1754 pixels, answers of 20 tokens",
         (Kind("c", images=((1240, 1754),), text=20, answer=20),),
     ),
     Case(
-        "half chats of 200 tokens, half questions about a 1024x768 picture",
+        "half text with answers of 200 tokens, half one picture of 1024x768",
         (Kind("chat", 0.5, text=200, answer=200), Kind("ask", 0.5, images=((1024, 768),), answer=100)),
     ),
     Case(
-        "nine of ten are chats of 300 tokens, one has four 448x448 pictures",
+        "nine of ten text with answers of 300 tokens, one four pictures of 448x448",
         (Kind("chat", 0.9, text=200, answer=300), Kind("ask", 0.1, images=((448, 448),) * 4, answer=100)),
     ),
 )
@@ -141,8 +141,8 @@ def markdown() -> str:
                 f"{1e3 * split.integrated_itl_s:.0f} / {1e3 * found.integrated_itl_s:.0f}",
             ]
         )
-    titles = ("workload", "encoders", "split, requests/s", "integrated, requests/s")
-    return markdown_table((*titles, "split, mean gap ms", "integrated, mean gap ms"), rows)
+    titles = ("workload", "encoders", "apart, requests/s", "integrated, requests/s")
+    return markdown_table((*titles, "apart, mean gap, ms", "integrated, mean gap, ms"), rows)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fovea.cli.plan import result
 from fovea.engine.vision.token_rules import known_rule
 from fovea.planner.shape import find, known_models
 from tests.cli.support import Caller
@@ -161,3 +162,33 @@ def test_a_model_in_the_local_cache_of_the_hub_is_planned_by_its_own_files(
     absent = fovea("plan", "org/other")
     assert absent.code == 2
     assert "nor in the local cache of the hub" in absent.err
+
+
+def test_a_plan_says_whether_encoders_are_worth_it(fovea: Caller) -> None:
+    base = ("plan", MODEL, *FAST, "--quantization", "none")
+    text = fovea(*base)
+    assert "no request has an image to encode" in " ".join(text.out.split())
+    image = fovea(*base, "--image", "1024x768", "--rate", 40)
+    assert "Encoders apart: no, let all " in " ".join(image.out.split())
+
+
+def test_a_split_is_simulated_before_it_is_recommended(
+    fovea: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(result, "CONVERSATIONS", 10)
+    monkeypatch.setattr(result, "CONVERSATIONS_PER_REPLICA", 10)
+    workload = tmp_path / "mix.toml"
+    workload.write_text(
+        "rate = 5.0\nitl_ms = 30\npercentile = 99\n"
+        "[[request]]\nname = 'chat'\nshare = 0.9\ntext = 200\nanswer = 300\n"
+        "[[request]]\nname = 'ask'\nshare = 0.1\nimages = [[448, 448], [448, 448], [448, 448], [448, 448]]\n"
+    )
+    words = ("plan", "Qwen/Qwen2.5-VL-7B-Instruct", "--hardware", "L40S", "--quantization", "none",
+             "--devices", "1", "--workload", workload, "--no-advice")  # fmt: skip
+    folder = tmp_path / "files"
+    formulas = fovea(*words, "--no-simulation", "--emit", folder)
+    assert "(by formulas alone)" in " ".join(formulas.out.split())
+    assert 'role = "encode"' in (folder / "encode.toml").read_text()
+    played = json.loads(fovea(*words, "--json").out.splitlines()[-1])["split"]
+    assert played["played"] is not None
+    assert played["recommended"] == (played["played"]["met"] and not played["played"]["integrated_met"])

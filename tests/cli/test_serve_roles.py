@@ -219,8 +219,8 @@ def test_roles_refuse_what_they_do_not_do(nodes: Nodes) -> None:
     assert nodes["encode"].post(work, "/peer/work", headers=headers).status_code == 403
     assert nodes["decode"].post(work, "/peer/work", headers=headers).status_code in (401, 403, 404)
     refused = nodes["prefill"].post(work, "/peer/work", headers=headers)
-    assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == "layout"
+    assert refused.status_code == 403
+    assert refused.json()["error"]["code"] == "layout"
 
 
 @pytest.mark.parametrize("header", [{}, {"authorization": "Bearer wrong"}, {"authorization": f"Basic {KEY}"}])

@@ -168,12 +168,11 @@ def reply(machine: Engine, question: Question) -> Written:
 def compare(
     members: Team, questions: Seq[Question], expected: Seq[Written], when: str, *, at_once: bool
 ) -> None:
-    ask_front = lambda question: reply(members.front, question)  # noqa: E731
-    if at_once:
-        with ThreadPoolExecutor(len(questions)) as pool:
-            found = list(pool.map(ask_front, questions))
-    else:
-        found = [ask_front(question) for question in questions]
+    def ask_front(question: Question) -> Written:
+        return reply(members.front, question)
+
+    with ThreadPoolExecutor(len(questions) if at_once else 1) as pool:
+        found = list(pool.map(ask_front, questions))
     for number, (one, other) in enumerate(zip(found, expected, strict=True)):
         assert first_difference(one, other) is None, f"{when}: question {number}"
 
@@ -189,6 +188,9 @@ def check(case: Case, loaded: LoadedModel) -> Mapping[str, float]:
     with Engine(loaded, EngineConfig.of(**base)) as machine:
         questions = GROUPS[case.group](machine)
         expected = [reply(machine, question) for question in questions]
+    # In company one engine gives other answers, too: kernels of torch, for other heads, add in any order, and
+    # the method relevance looks at the load.
+    exact = case.model in ("bundled", *FAMILIES) and case.group != "reduced"
     front = dict(FRONT.get(case.arranged, {}))
     if case.arranged == "preempted":  # room for the longest answer, and a little more
         longest = max(counts[0] + counts[1] for *_, counts, _, _ in expected)
@@ -197,12 +199,12 @@ def check(case: Case, loaded: LoadedModel) -> Mapping[str, float]:
         compare(members, questions, expected, "one after the other", at_once=False)
         stats = dict(members.stats())
         members.front.clear_caches()
-        compare(members, questions, expected, "peers have full caches", at_once=True)
+        compare(members, questions, expected, "peers have full caches", at_once=exact)
         compare(members, questions, expected, "all have full caches", at_once=False)
         members.front.clear_caches()
         for engine in members.engines.values():
             engine.clear_caches()
-        compare(members, questions * 2, expected * 2, "all at once", at_once=True)
+        compare(members, questions * 2, expected * 2, "all at once", at_once=exact)
         members.check()
         after = members.stats()
         for kind in ("encode", "prefill"):
@@ -224,8 +226,8 @@ CASES = list(dict.fromkeys([
       for group in ("plain", "endings", "lengths") for arranged in EVERYWHERE
       if (group, arranged) != ("lengths", "preempted")),
     *(Case(name, family, "plain", "few states") for name in TEAMS for family in ("qwen3_5", "lfm2_vl")),
-    *(Case(name, architecture, group) for name in TEAMS for architecture in ARCHITECTURES
-      for group in ("plain", "drawn", "endings", "reduced")),
+    *(Case(name, family, group) for name in TEAMS for family in FAMILIES for group in ("drawn", "reduced")),
+    *(Case(name, architecture, "endings") for name in TEAMS for architecture in ARCHITECTURES),
     *(Case(name, "bundled", "plain", arranged, meaning) for name in TEAMS
       for arranged in EVERYWHERE for meaning in ("int8 kv", "int8")),
     *(Case(name, family, "plain", "chunks", "int8 kv") for name in TEAMS for family in ("gemma3", "qwen3_5")),

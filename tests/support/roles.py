@@ -73,7 +73,7 @@ def asked_of(content: bytes) -> GenerationRequest:
         encode_only=not prefills,
         priority=body.priority,
         client=body.client,
-        offering=Offering(body.layout, body.first if prefills else None, tuple(body.outputs)),
+        offering=Offering(body.layout, body.road, body.first if prefills else None, tuple(body.outputs)),
     )
 
 
@@ -175,7 +175,7 @@ def team(name: str, model: LoadedModel, base: Mapping[str, Any], **front: Any) -
         pytest.MonkeyPatch.context() as patch,
     ):
         members = Team({})
-        patch.setattr(Peers, "_open", lambda self, peer, path, content: members.open(self, peer, content))
+        patch.setattr(Peers, "_open", lambda self, peer, path, content, **more: members.open(self, peer, content))
         for role in roles:
             more: dict[str, Any] = dict(front) if role == roles[-1] else {}
             if "encode" in roles and role != "encode":

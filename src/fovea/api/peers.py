@@ -29,7 +29,7 @@ class PeerWork(Body):
     """A piece of work for a peer.
 
     kind: "encode": encode the images. "prefill": compute the keys and values of the prompt.
-    layout: names what both engines must have in common.
+    layout, road: name what both engines must have in common.
     id: id of the request that it belongs to, for logs.
     salt: cache salt of that request.
     ids: token ids of the prompt; of "encode" there are none.
@@ -41,6 +41,7 @@ class PeerWork(Body):
 
     kind: Literal["encode", "prefill"]
     layout: str = Field(max_length=128)
+    road: str = Field(default="", max_length=2048)
     id: str = Field(max_length=256)
     salt: str = Field(default="", max_length=1024)
     ids: list[Integer] = Field(default_factory=list)

@@ -160,13 +160,14 @@ class PlannedPrompt:
 class Offering:
     """The results of a request that are offered to another engine as soon as they are computed.
 
-    layout: names what both engines must have in common, see `engine.peers.layout`.
+    layout, road: name what both engines must have in common, see `engine.peers.layout`.
     first: tokens of the prompt whose keys and values the other engine has; those after them are offered.
         None: none are.
     outputs: numbers of the images whose encoder outputs are offered.
     """
 
     layout: str
+    road: str
     first: int | None = None
     outputs: tuple[int, ...] = ()
 

@@ -98,9 +98,18 @@ _ENGINE_BODIES_MIB, _GATEWAY_BODIES_MIB = 256, 512
 """Defaults of `max_bodies_mib`, which cannot be below `max_body_mib`."""
 
 
+OF_ROLES = ("role", "encode_peers", "prefill_peers", "peer_key")
+
+
 def _check_settings_table(settings: Mapping[str, Any]) -> None:
     """Check the types of settings. Control characters could have a meaning in a file. Raises ConfigError."""
     for name, value in settings.items():
+        if name in OF_ROLES:
+            raise ConfigError(
+                f"settings: {name} gives servers roles, which rendered deployments do not have; accepted: "
+                "servers with roles that you deploy yourself (docs/roles.md)",
+                param=name,
+            )
         for item in value if isinstance(value, list | tuple) else (value,):
             if not isinstance(item, str | bool | int | float) or (
                 isinstance(item, str) and not item.isprintable()

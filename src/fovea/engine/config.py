@@ -613,7 +613,8 @@ class PeerSettings:
     )
     peer_timeout_s: float = setting(
         10.0,
-        "Seconds without news from a peer after which its work is done here.",
+        "Seconds without news from a peer after which its work is done here. A peer that says that it is "
+        "busy is waited for six times as long.",
         low=0.1,
         high=600,
     )
@@ -638,7 +639,8 @@ class PeerSettings:
         256, "Memory, or disk space, for results that wait to be fetched, in MiB.", low=1, high=MOST_MIB
     )
     transfer_host: str = setting(
-        "127.0.0.1", "Address of this host for peers, for mooncake; it listens there without any key."
+        "",
+        "Address by which peers reach this host, for mooncake. It listens on all interfaces, without a key.",
     )
     transfer_protocol: str = setting("tcp", "Protocol of mooncake.", choices=("tcp", "rdma"))
 
@@ -666,6 +668,11 @@ class PeerSettings:
         if self.role == "prefill" and self.prefill_peers:
             raise ConfigError(
                 "the role prefill computes prompts itself; accepted: encode_peers", param="role"
+            )
+        if self.connector == "mooncake" and not self.transfer_host:
+            raise ConfigError(
+                "the connector mooncake needs the address of this host for its peers: set transfer_host",
+                param="transfer_host",
             )
         if self.connector == "folder" and not self.transfer_dir:
             raise ConfigError("the connector folder needs transfer_dir", param="transfer_dir")

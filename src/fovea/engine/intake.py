@@ -21,6 +21,7 @@ from fovea.engine.config import MIB
 from fovea.engine.grammar.compiler import Grammar, GrammarCompiler, explain
 from fovea.engine.job import Event, Export, Job, Sink
 from fovea.engine.peers.client import Fetched, Peers, Wait
+from fovea.engine.peers.layout import Layouts
 from fovea.engine.request.admission import Admission, FirstTokenGate, leave_at_end, request_size
 from fovea.engine.request.answer import AnswerState
 from fovea.engine.request.pixels import Reservation
@@ -85,7 +86,7 @@ class Intake:
 class Exporter(Protocol):
     """Offers results of this engine (`execute.handover.Handover`)."""
 
-    layout: str
+    layouts: Layouts
     divided: bool
 
     def export(self, seq: Sequence, first: int | None, outputs: Iterable[tuple[str, int]]) -> Export: ...
@@ -213,9 +214,10 @@ class Visit:
         """Let peers compute the prompt, or encode its images, and wait for them."""
         intake, request, seq = self._intake, self.request, self._seq
         peers, fetched = intake.peers, Fetched()
-        if peers is None or seq is None or intake.handover is None:
-            return fetched
-        if not request.encode_only:
+        for_peer = request.offering is not None
+        if peers is None or seq is None or intake.handover is None or (for_peer and request.encode_only):
+            return fetched  # images for a peer are encoded here: peers that ask each other would not end
+        if not request.encode_only and not for_peer:
             prefilling = peers.prefill(request, outline.prompt, seq, self._wait)
             if prefilling is not None:
                 fetched = yield prefilling
@@ -237,9 +239,17 @@ class Visit:
             return
         if handover is None:
             raise Forbidden("this engine works for no peers", code="role")
-        if offering.layout != handover.layout:
+        layouts = handover.layouts
+        if offering.layout != (layouts.encoder if offering.first is None else layouts.decoder):
             raise Forbidden(
-                "this engine has another version, model, precision or block size than the one that asks",
+                "this engine has other weights, or another version, precision, kind of processor or kernels, "
+                "kv_dtype or block_size than the one that asks",
+                code="layout",
+            )
+        if offering.road != layouts.road:
+            raise Forbidden(
+                f"this engine offers by {layouts.road!r}, the one that asks fetches by {offering.road!r}; "
+                "peers need one connector, and shm one host and one transfer_dir",
                 code="layout",
             )
         if handover.divided and offering.first is not None:

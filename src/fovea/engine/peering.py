@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir
 
+import torch
+
 from fovea.core.errors import ConfigError
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.config import MIB, EngineConfig, PeerSettings
@@ -16,7 +18,7 @@ from fovea.engine.execute.runner import Runner
 from fovea.engine.kv.manager import KVManager
 from fovea.engine.load import LoadedModel
 from fovea.engine.peers.client import Peers, Releases
-from fovea.engine.peers.layout import layout_name
+from fovea.engine.peers.layout import Layouts, checkpoint_files, layout_name, road_name
 from fovea.engine.transfer.connect import ConnectorSettings, open_connector
 from fovea.engine.transfer.connector import Connector
 from fovea.engine.vision.encoding import VisualFeatures
@@ -79,16 +81,22 @@ def connect_peers(
             "peers: 0",
             param="kv_ttl_s",
         )
-    divided = config.parallel.size > 1
-    if divided and (settings.role in ("prefill", "decode") or settings.prefill_peers):
+    if settings.role in ("prefill", "decode") and not config.kv.prefix_cache:
         raise ConfigError(
-            "the keys and values of an engine on several devices lie in parts, which are not handed over; "
-            "accepted with tensor_parallel or pipeline_parallel: peers that encode images",
+            f"the role {settings.role} hands over prefixes; accepted: prefix_cache true", param="prefix_cache"
+        )
+    divided = config.parallel.size > 1
+    if divided and (settings.role in ("encode", "prefill", "decode") or settings.prefill_peers):
+        raise ConfigError(
+            "the keys and values of an engine on several devices lie in parts, which are not handed over, "
+            "and its tower is not divided; accepted with tensor_parallel or pipeline_parallel: the roles all "
+            "and prefill-decode, with encode_peers",
             param="tensor_parallel",
         )
     releases = Releases()
-    connector = _open(settings, releases)
-    handover = Handover(_layout(loaded, config), runner, kv, embeddings, connector, divided=divided)
+    folder = Path(settings.transfer_dir or f"{gettempdir()}/fovea-{os.getuid()}")
+    connector = _open(settings, folder, releases)
+    handover = Handover(_layouts(loaded, config, folder), runner, kv, embeddings, connector, divided=divided)
     if not settings.asked:
         return Peering(handover)
     lasting = bool(loaded.model.decoder.config.cross_layers)
@@ -96,8 +104,7 @@ def connect_peers(
     return Peering(handover, peers)
 
 
-def _open(settings: PeerSettings, releases: Releases) -> Connector:
-    folder = Path(settings.transfer_dir or f"{gettempdir()}/fovea-{os.getuid()}")
+def _open(settings: PeerSettings, folder: Path, releases: Releases) -> Connector:
     return open_connector(
         ConnectorSettings(
             settings.connector,
@@ -111,16 +118,24 @@ def _open(settings: PeerSettings, releases: Releases) -> Connector:
     )
 
 
-def _layout(loaded: LoadedModel, config: EngineConfig) -> str:
+def _layouts(loaded: LoadedModel, config: EngineConfig, folder: Path) -> Layouts:
     """Name what peers must have in common."""
     info, model = loaded.info, loaded.model
-    return layout_name(
-        loaded.path,
+    encoder = layout_name(
+        checkpoint_files(loaded.path, config.model.mmproj),
         info.architecture,
         info.dtype,
         info.quantization,
         model.engines.digest,
         results_depend_on(model.kernels),
-        config.kv.kv_dtype,
-        config.kv.block_size,
+        _device(model.device),
     )
+    decoder = layout_name((), encoder, config.kv.kv_dtype, config.kv.block_size)
+    return Layouts(encoder, decoder, road_name(config.peers, folder))
+
+
+def _device(device: torch.device) -> str:
+    """Name the kind of a device: not all kernels compute the same bits on another one."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return torch.backends.cpu.get_cpu_capability()

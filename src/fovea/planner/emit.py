@@ -10,12 +10,14 @@ from typing import Any
 
 from fovea.core.errors import ConfigError
 from fovea.planner.memory import state_bytes
-from fovea.planner.parallel import divisions
+from fovea.planner.parallel import Split, divisions
 from fovea.planner.precision import RECIPES
 from fovea.planner.recommend import Choice
 from fovea.planner.roofline import Setup
 from fovea.planner.workload import Workload
 
+ENCODER = "encoder"
+"""Beginning of the invented host names of servers that encode."""
 MIB = 1 << 20
 GIB = 1 << 30
 
@@ -76,16 +78,42 @@ def ranks(setup: Setup) -> dict[str, int]:
     return {"tensor_parallel": best.tensor, "pipeline_parallel": best.pipeline}
 
 
-def engine_toml(choice: Choice, workload: Workload) -> str:
-    """Return a configuration file of `fovea serve --config`. Raises the errors of `engine_settings`."""
+def engine_toml(choice: Choice, workload: Workload, split: Split | None = None) -> str:
+    """Return a configuration file of `fovea serve --config`. Raises the errors of `engine_settings`.
+
+    split: is recommended: the engine asks others for encoded images.
+    """
     lines = [f"# {choice.title}", *(f"# {reason}" for reason in choice.reasons)]
-    lines += [f"{name} = {json.dumps(value)}" for name, value in engine_settings(choice, workload).items()]
+    settings = engine_settings(choice, workload)
+    if split is not None:
+        peers = [f"http://{ENCODER}-{number}:8000" for number in range(split.encoders)]
+        settings |= {"role": "prefill-decode", "encode_peers": ",".join(peers)}
+        lines.append(
+            f"# {split.decoders} servers have this file, and {split.encoders} have encode.toml. Put the "
+            "addresses of the latter into encode_peers, and set FOVEA_PEER_KEY to one secret for all of them."
+        )
+    lines += [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
     return "\n".join(lines) + "\n"
 
 
-def deploy_toml(choice: Choice, workload: Workload, gpus: Mapping[str, str]) -> str:
-    """Return a spec of `fovea deploy`.
+def encode_toml(choice: Choice, workload: Workload) -> str:
+    """Return a configuration file of a server that only encodes images for others.
 
+    Raises the errors of `engine_settings`.
+    """
+    settings = engine_settings(choice, workload)
+    lines = ["# A server that encodes images for those that have engine.toml. Set FOVEA_PEER_KEY as there."]
+    names = ("model", "device", "quantization", "kv_dtype", "embed_cache_mib")
+    lines += [f"{name} = {json.dumps(settings[name])}" for name in names if name in settings]
+    return "\n".join([*lines, 'role = "encode"']) + "\n"
+
+
+def deploy_toml(
+    choice: Choice, workload: Workload, gpus: Mapping[str, str], split: Split | None = None
+) -> str:
+    """Return a spec of `fovea deploy`. It has no roles: all its replicas do everything.
+
+    split: is recommended: the file says that it is not in it.
     gpus: names of GPUs in such specs, by names of devices.
     Raises the errors of `engine_settings`.
     """
@@ -104,7 +132,10 @@ def deploy_toml(choice: Choice, workload: Workload, gpus: Mapping[str, str]) -> 
     if setup.hardware.kind == "gpu" and setup.hardware.name in gpus:
         pool["gpu"] = gpus[setup.hardware.name]
     inline = ", ".join(f"{name} = {json.dumps(value)}" for name, value in settings.items())
-    lines = [f"# {choice.title}", 'name = "vlm"', 'host = "localhost"', "", "[[pool]]"]
+    lines = [f"# {choice.title}"]
+    if split is not None:
+        lines.append("# All replicas do everything here: fovea deploy knows no roles. See encode.toml.")
+    lines += ['name = "vlm"', 'host = "localhost"', "", "[[pool]]"]
     lines += [f"{name} = {json.dumps(value)}" for name, value in pool.items()]
     lines += [f"settings = {{ {inline} }}", "", "[gateway]", "", "[monitoring]"]
     return "\n".join(lines) + "\n"

@@ -81,6 +81,7 @@ class Split:
         the targets.
     transfer_s: sending the encoder's output of one request over the link.
     recommended: whether encoders apart are worth it.
+    played: both ways in the simulator at `requests_per_s`; None: they were not played.
     """
 
     encoders: int
@@ -94,10 +95,35 @@ class Split:
     integrated_itl_p_s: float
     transfer_s: float
     recommended: bool
+    played: PlayedSplit | None = None
 
     @property
     def replicas(self) -> int:
         return self.encoders + self.decoders
+
+    def judged(self, played: PlayedSplit) -> Split:
+        """Return this split, recommended only if the simulator agrees.
+
+        It agrees if encoders apart meet the targets at a rate at which integrated replicas miss them.
+        """
+        return replace(self, recommended=played.met and not played.integrated_met, played=played)
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedSplit:
+    """Both ways in the simulator, under the same load.
+
+    met, integrated_met: whether first tokens and gaps meet the targets at their percentile.
+    itl_p_s, integrated_itl_p_s: time between tokens at that percentile. `ttft_p_s`,
+        `integrated_ttft_p_s`: time to the first token.
+    """
+
+    met: bool
+    integrated_met: bool
+    itl_p_s: float
+    integrated_itl_p_s: float
+    ttft_p_s: float
+    integrated_ttft_p_s: float
 
 
 def best_split(option: Option, workload: Workload, replicas: int) -> Split | None:
@@ -158,19 +184,31 @@ def split_sentence(split: Split | None, workload: Workload) -> str:
     if split is None:
         return "Encoders apart: no request has an image to encode, so there is nothing to split."
     target = " within the targets" if workload.ttft_ms or workload.itl_ms else ""
-    gap, other = _milliseconds(split.itl_p_s), _milliseconds(split.integrated_itl_p_s)
-    gaps = f"between tokens, at {workload.percentile:g}% and {split.at_per_s:.3g} requests/s"
     few = f"{split.encoders} of {split.replicas} replicas"
+    played = split.played
+    if played is None:
+        gap, other, at = split.itl_p_s, split.integrated_itl_p_s, split.at_per_s
+    else:
+        gap, other, at = played.itl_p_s, played.integrated_itl_p_s, split.requests_per_s
+    gaps = f"between tokens at {workload.percentile:g}% with {at:.3g} requests/s"
     if split.recommended:
+        checked = "by formulas alone" if played is None else "the simulator agrees"
         return (
-            f"Encoders apart: let {few} only encode (role encode): {split.requests_per_s:.3g} "
-            f"requests/s{target} instead of {split.integrated_per_s:.3g}, and {gap} instead of {other} "
-            f"{gaps}."
+            f"Encoders apart: yes, let {few} only encode (role encode): {split.requests_per_s:.3g} "
+            f"requests/s{target} instead of {split.integrated_per_s:.3g}, and {_milliseconds(gap)} instead "
+            f"of {_milliseconds(other)} {gaps} ({checked})."
+        )
+    if played is not None:
+        return (
+            f"Encoders apart: no, let all {split.replicas} replicas do everything: formulas give "
+            f"{split.requests_per_s:.3g} instead of {split.integrated_per_s:.3g} requests/s{target} if {few} "
+            f"only encode, but the simulator does not confirm it: {_milliseconds(gap)} instead of "
+            f"{_milliseconds(other)} {gaps}."
         )
     return (
-        f"Encoders apart: no, let all replicas do everything: {split.integrated_per_s:.3g} "
-        f"requests/s{target}, and {other} {gaps}; if {few} only encoded, it would be "
-        f"{split.requests_per_s:.3g} requests/s and {gap}."
+        f"Encoders apart: no, let all {split.replicas} replicas do everything: "
+        f"{split.integrated_per_s:.3g} requests/s{target} instead of {split.requests_per_s:.3g} if {few} "
+        f"only encode, and {_milliseconds(other)} instead of {_milliseconds(gap)} {gaps}."
     )
 
 

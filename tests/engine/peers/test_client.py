@@ -70,7 +70,7 @@ def test_requests_that_wait_for_a_thread_end_when_the_engine_stops(
     monkeypatch.setattr(peers_client, "THREADS", 1)
     asked, stopped = threading.Event(), threading.Event()
 
-    def hang(self: Peers, peer: Peer, content: bytes) -> Answer:
+    def hang(self: Peers, peer: Peer, path: str, content: bytes, **more: str) -> Answer:
         asked.set()
         stopped.wait(30)
         return Answer(lambda: iter(()), 500)
@@ -137,7 +137,7 @@ def body_of(error: FoveaError) -> str:
 @pytest.mark.parametrize(("status", "text", "kind"), [
     (400, body_of(InvalidImage("is damaged", index=0)), PeerRefused),
     (413, body_of(InvalidRequest("is too large")), PeerRefused),
-    (400, body_of(InvalidRequest("another version", param="layout")), PeerFailed),
+    (400, body_of(InvalidRequest("wrong kind", param="kind")), PeerFailed),
     (400, body_of(InvalidRequest("works for no peers", param="kind")), PeerFailed),
     (400, "no JSON", PeerFailed),
     (400, '{"error": 5}', PeerFailed),

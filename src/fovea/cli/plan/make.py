@@ -18,7 +18,7 @@ from rich.console import Console
 from fovea.cli import options
 from fovea.cli.plan import REQUEST_FLAGS
 from fovea.cli.plan.inputs import NAME, PlannedModel, find_model, this_machine
-from fovea.cli.plan.result import Plan, as_dict, simulate_option
+from fovea.cli.plan.result import Plan, as_dict, play_split, simulate_option
 from fovea.cli.plan.show import show
 from fovea.core.errors import ConfigError
 from fovea.planner.advisor import Recommendation as Advice
@@ -26,7 +26,7 @@ from fovea.planner.advisor import Situation, advise
 from fovea.planner.cost import Composition
 from fovea.planner.hardware import Hardware, find, known_hardware, read_hardware
 from fovea.planner.option import Option, evaluate, savings, speculation
-from fovea.planner.parallel import best_split, divisions
+from fovea.planner.parallel import Split, best_split, divisions
 from fovea.planner.precision import RECIPES
 from fovea.planner.recommend import PRECISIONS, recommend
 from fovea.planner.roofline import Setup, reductions
@@ -55,7 +55,7 @@ def make_plan(
     advice = _advice(model, workload, best.option if best else None, hardware) if compare_engines else None
     if best is None:
         any_option = evaluate(Setup(model.shape, hardware[0], RECIPES["none"]), workload, model.count)
-        split = best_split(any_option, workload, 2)
+        split = _split(any_option, workload, simulate=simulate)
         return Plan(model, workload, any_option.kinds, found, None, split=split, advice=advice, notes=notes)
     option = best.option
     setup = option.setup
@@ -69,11 +69,19 @@ def make_plan(
         simulate_option(option, workload) if simulate else None,
         savings=savings(option, workload, model.count),
         divisions=divisions(setup, exchanges) if setup.devices > 1 else (),
-        split=best_split(option, workload, max(2, option.replicas)),
+        split=_split(option, workload, simulate=simulate),
         speculation=_speculation(option, batch),
         advice=advice,
         notes=notes,
     )
+
+
+def _split(option: Option, workload: Workload, *, simulate: bool) -> Split | None:
+    """Weigh encoders apart by formulas, and have the simulator check a recommendation of them."""
+    split = best_split(option, workload, max(2, option.replicas))
+    if split is None or not split.recommended or not simulate:
+        return split
+    return split.judged(play_split(option, workload, split))
 
 
 def _speculation(option: Option, batch: int) -> Mapping[int, tuple[float, float]]:
@@ -213,16 +221,19 @@ def hardware_of(args: argparse.Namespace) -> list[Hardware]:
 
 def _emit(folder: Path, plan: Plan) -> None:
     from fovea.deploy.gpus import GPUS
-    from fovea.planner.emit import deploy_toml, engine_toml
+    from fovea.planner.emit import deploy_toml, encode_toml, engine_toml
 
     best = plan.recommendation.best
     if best is None:
         raise ConfigError("there is no configuration to write: none meets the targets", param="emit")
     gpus = {device.name: gpu for device in known_hardware() for gpu in GPUS if _same(device, gpu)}
+    split = plan.split if plan.split is not None and plan.split.recommended else None
     files = {
-        "engine.toml": engine_toml(best, plan.workload),
-        "deploy.toml": deploy_toml(best, plan.workload, gpus),
+        "engine.toml": engine_toml(best, plan.workload, split),
+        "deploy.toml": deploy_toml(best, plan.workload, gpus, split),
     }
+    if split is not None:
+        files["encode.toml"] = encode_toml(best, plan.workload)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():

@@ -18,17 +18,21 @@ from fovea.cli.plan.inputs import PlannedModel
 from fovea.core.measure import percentile
 from fovea.core.trace import TraceRequest, geometric
 from fovea.engine.config import EngineConfig
+from fovea.engine.simulate.fleet import Fleet, simulate_fleet
 from fovea.engine.simulate.run import Next, simulated_records
 from fovea.planner.advisor import Recommendation as Advice
 from fovea.planner.cost import CostModel
 from fovea.planner.option import Option, PlannedKind, Saving
-from fovea.planner.parallel import Division, Split
+from fovea.planner.parallel import Division, PlayedSplit, Split
 from fovea.planner.recommend import Choice, Recommendation
 from fovea.planner.stages import request_bytes, request_stages
 from fovea.planner.steady import decode_step
 from fovea.planner.workload import Workload
 
 CONVERSATIONS = 200
+MOST_PLAYED = 6
+"""Most replicas that are simulated to compare encoders apart with integrated ones."""
+CONVERSATIONS_PER_REPLICA = 80
 THINK_S = 5.0
 """Mean pause of a user before a follow-up."""
 MIB = 1 << 20
@@ -86,6 +90,49 @@ def simulate_option(option: Option, workload: Workload, seed: int = 0) -> Simula
     )
 
 
+def play_split(option: Option, workload: Workload, split: Split, seed: int = 0) -> PlayedSplit:
+    """Simulate replicas with encoders apart, and as many without, at the highest rate of the first.
+
+    Many replicas are represented by a few in the same proportion.
+    """
+    fewer = min(1.0, MOST_PLAYED / split.replicas)
+    encoders = max(1, round(split.encoders * fewer))
+    fleet = Fleet(max(1, round(split.replicas * fewer) - encoders), encoders)
+    per_s = split.requests_per_s * (fleet.replicas + fleet.encoders) / split.replicas
+    faster = replace(workload, rate=workload.rate * per_s / workload.requests_per_s)
+    conversations = CONVERSATIONS_PER_REPLICA * (fleet.replicas + fleet.encoders)
+    trace, following, prepare = _trace(replace(option, replicas=1), faster, Random(seed), conversations)
+    config = EngineConfig.of(
+        kv_cache_mib=max(1, option.capacity.kv // MIB),
+        max_running=max(1, option.max_running),
+        max_queue=0,
+        embed_cache_mib=max(1, option.capacity.encoder_cache // MIB),
+    )
+    figures: list[float] = []
+    met = []
+    for one in (fleet, fleet.integrated):
+        records = simulate_fleet(
+            trace,
+            config,
+            _cost(option),
+            one,
+            following=following,
+            prepare=lambda request: prepare[id(request)],
+        ).records
+        answered = [record for record in records[len(records) // 4 :] if record.tokens]
+        gaps = sorted(gap for record in answered for gap in record.gaps)
+        first = sorted(record.tokens[0] - record.arrival for record in answered)
+        gap = percentile(gaps, workload.percentile) if gaps else 0.0
+        ttft = percentile(first, workload.percentile)
+        late = (workload.itl_ms and 1e3 * gap > workload.itl_ms) or (
+            workload.ttft_ms and 1e3 * ttft > workload.ttft_ms
+        )
+        met.append(not late)
+        figures += [gap, ttft]
+    gap, ttft, other_gap, other_ttft = figures
+    return PlayedSplit(met[0], met[1], gap, other_gap, ttft, other_ttft)
+
+
 def _cost(option: Option) -> CostModel:
     """The costs of images by their tokens in the prompt, which the simulator knows, not by encoder rows."""
     rows = sum(one.share * sum(one.tokens.encoder_rows) for one in option.kinds)
@@ -96,7 +143,7 @@ def _cost(option: Option) -> CostModel:
 
 
 def _trace(
-    option: Option, workload: Workload, random: Random
+    option: Option, workload: Workload, random: Random, conversations: int = CONVERSATIONS
 ) -> tuple[tuple[TraceRequest, ...], Mapping[int, Next], Mapping[int, float]]:
     """Conversations that begin at random times, each with its follow-ups."""
     rate = workload.rate / max(1, option.replicas)
@@ -105,7 +152,7 @@ def _trace(
     following: dict[int, Next] = {}
     prepare: dict[int, float] = {}
     at, known = 0.0, 0
-    for _ in range(CONVERSATIONS):
+    for _ in range(conversations):
         at += random.expovariate(rate)
         one: PlannedKind = random.choices(option.kinds, weights)[0]
         images = []

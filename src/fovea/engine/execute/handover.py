@@ -6,6 +6,7 @@ of layers that have some. Encoder outputs, which differ in shape, travel in the 
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,12 +22,14 @@ from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.execute.runner import Runner
 from fovea.engine.kv.blocks import GONE
 from fovea.engine.kv.manager import KVManager
+from fovea.engine.peers.layout import Layouts
 from fovea.engine.peers.values import Value, output_value, prefix_values
 from fovea.engine.sequence import Sequence as TokenSequence
 from fovea.engine.transfer.connector import Connector, Offer, TransferFailed
 from fovea.engine.vision.encoding import VisualFeatures
 from fovea.kernels.pages import KVPool
 
+log = logging.getLogger("fovea.engine")
 PLACE_BYTES, HEADER_BYTES = 8, 1 << 16
 """Of an output: of a token's place, and of everything that does not grow with its tokens."""
 CREATED = "created"
@@ -36,7 +39,7 @@ CREATED = "created"
 class Handover:
     """The memory of one engine, as the source and the target of values.
 
-    layout: names what engines must have in common, see `peers.layout`.
+    layouts: names of what engines must have in common.
     divided: whether keys and values lie in parts, on several devices. Then only encoder outputs travel.
     connector: what values of this engine are offered by.
     adopted: number of values of peers that were taken in.
@@ -44,7 +47,7 @@ class Handover:
 
     def __init__(
         self,
-        layout: str,
+        layouts: Layouts,
         runner: Runner,
         kv: KVManager,
         embeddings: EmbeddingCache[VisualFeatures],
@@ -53,11 +56,12 @@ class Handover:
         divided: bool = False,
     ) -> None:
         """connector: what values of this engine are offered by."""
-        self.layout = layout
+        self.layouts = layouts
         self.divided = divided
         self.kv = kv
         self.embeddings = embeddings
         self.adopted = 0
+        self._told = False
         self._memory = runner.memory
         self._model = runner.model
         self.connector = connector
@@ -67,9 +71,9 @@ class Handover:
 
         first: see `Offering`. outputs: keys and rows of the encoder outputs that are offered.
         """
-        values = [output_value(self.layout, key, rows) for key, rows in outputs]
+        values = [output_value(self.layouts.encoder, key, rows) for key, rows in outputs]
         if first is not None:
-            values += prefix_values(self.layout, self.kv, seq, first)
+            values += prefix_values(self.layouts.decoder, self.kv, seq, first)
         return Export(self, values)
 
     def offer(self, value: Value, seq: TokenSequence) -> Mapping[str, Any] | None | bool:
@@ -84,6 +88,11 @@ class Handover:
                 return False
             pieces = [_bytes(tensor) for tensor in found]
         offer = self.connector.offer(value.name, pieces)
+        if offer is None and not self._told:
+            self._told = True
+            log.warning(
+                "transfer_mib has no room for all results that peers wait for; they compute the rest"
+            )
         return None if offer is None else offer.to_json()
 
     def release(self, offers: Iterable[Mapping[str, Any]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import time
@@ -27,6 +28,8 @@ from fovea.engine.step.executor import LostRank
 
 LOOK_S = 0.1
 """How often a driver that waits for a worker looks whether it still lives."""
+TELL_S = 30.0
+"""How often the log tells for which workers a driver waits."""
 END_S = 10.0
 """Seconds that workers have to end by themselves."""
 log = logging.getLogger("fovea.engine")
@@ -77,8 +80,10 @@ def _check_gpus(config: EngineConfig) -> None:
 
 def _start_here(model: str, config: EngineConfig) -> Ranks:
     """Start one process for each rank on this machine."""
-    here = TCPStore(LOCALHOST, 0, None, True, wait_for_workers=False)
-    place = Place(0, config.parallel.size, 0, LOCALHOST, here.port, hosts_store=False)
+    listener = socket.create_server((LOCALHOST, 0))  # by itself, the store would listen on all interfaces
+    port = listener.getsockname()[1]
+    here = TCPStore(LOCALHOST, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
+    place = Place(0, config.parallel.size, 0, LOCALHOST, port, hosts_store=False)
     processes: list[subprocess.Popen[bytes]] = []
     level = logging.getLogger("fovea").getEffectiveLevel()
     try:
@@ -138,7 +143,11 @@ class DriverGroup(Group):
         """
         self._watch = Watch(connect_again(self._place), self.size, self._timeout_s, self._gone, self._lose)
         try:
+            told = time.monotonic()
             while waiting := [rank for rank in range(1, self.size) if not self.board.reported(rank)]:
+                if time.monotonic() - told > TELL_S:
+                    told = time.monotonic()
+                    log.info("waiting for %s to load", ", ".join(f"rank {rank}" for rank in waiting))
                 self._raise_reported(waiting)
                 if self._failure is not None:
                     raise EngineError(self._failure)

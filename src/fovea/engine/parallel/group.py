@@ -11,8 +11,8 @@ one that is missing.
 
 from __future__ import annotations
 
+import json
 import logging
-import pickle
 import threading
 import time
 import weakref
@@ -28,6 +28,8 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, ReduceOp, Store
 from torch.nn import functional
 
+from fovea.core import errors
+from fovea.core.errors import EngineError, FoveaError
 from fovea.engine.layers.config import Attention, DecoderConfig
 from fovea.engine.layers.decoder import Decoder, LanguageHead
 from fovea.engine.layers.experts import DenseBesideExperts, ExpertsBlock
@@ -67,15 +69,20 @@ class Board:
 
     def report(self, rank: int, error: BaseException | None) -> None:
         """Say that a process has loaded its share, or why it could not."""
-        self.store.set(f"loaded/{rank}", pickle.dumps(error).hex())
+        text = None if error is None else [type(error).__name__, str(error)]
+        self.store.set(f"loaded/{rank}", json.dumps(text))
 
     def reported(self, rank: int) -> bool:
         return bool(self.store.check([f"loaded/{rank}"]))
 
     def error_of(self, rank: int) -> BaseException | None:
         """Return the error that a process has reported; None: it has loaded its share."""
-        error: BaseException | None = pickle.loads(bytes.fromhex(self.store.get(f"loaded/{rank}").decode()))
-        return error
+        text = json.loads(self.store.get(f"loaded/{rank}").decode())
+        if text is None:
+            return None
+        kind = getattr(errors, text[0], EngineError)
+        known = isinstance(kind, type) and issubclass(kind, FoveaError)
+        return kind(text[1]) if known else EngineError(f"{text[0]}: {text[1]}")
 
 
 class Group(Ranks):

@@ -27,6 +27,7 @@ from fovea.core.types import GenerationRequest
 from fovea.engine.config import PeerSettings, peer_urls
 from fovea.engine.kv.manager import KVManager
 from fovea.engine.peers.choose import Peer, PeerTable
+from fovea.engine.peers.layout import Layouts
 from fovea.engine.peers.values import Value, needed_outputs, output_value, prefix_values
 from fovea.engine.request.plans import plan_fields, whole_plan
 from fovea.engine.request.prompt_plan import PlannedImage, PreparedPrompt
@@ -46,7 +47,10 @@ LONGEST_LINE = 1 << 20
 LONGEST_ERROR = 4096
 """Bytes of a peer's error that are read."""
 PATIENCE = 6
-"""How many times `peer_timeout_s` a peer is waited for that says that it is there, but has nothing ready."""
+"""How many times `peer_timeout_s` a peer is waited for that says that it is there, but has nothing ready.
+
+The help of that setting says so, too.
+"""
 KINDS = ("encode", "prefill")
 LONGEST_S = 86_400.0
 """Longest timeout of a piece of work."""
@@ -55,7 +59,7 @@ LONGEST_S = 86_400.0
 class Receiver(Protocol):
     """The memory that takes values in (`execute.handover.Handover`)."""
 
-    layout: str
+    layouts: Layouts
     kv: KVManager
 
     def most_bytes(self, value: Value) -> int: ...
@@ -98,11 +102,13 @@ class Wait:
 class Fetched:
     """The results of peers for one request.
 
-    computed: tokens of its prompt that a peer has computed.
+    received: tokens of its prompt in the whole blocks that a peer has sent.
+    computed: those of them that the peer has computed for it.
     covered: keys of its images, if its prompt was computed elsewhere: they need no pixels here.
     features: encoder outputs, by key.
     """
 
+    received: int = 0
     computed: int = 0
     covered: frozenset[str] = frozenset()
     features: dict[str, VisualFeatures] = field(default_factory=dict)
@@ -225,20 +231,24 @@ class Peers:
         first = {image.key: number for number, image in reversed(list(enumerate(prompt.images)))}
         numbers = sorted(first[key] for key in outputs)
         images = [prompt.images[number] for number in numbers]
-        values = [output_value(self._receiver.layout, image.key, image.plan.rows) for image in images]
-        values += prefix_values(self._receiver.layout, kv, seq, cached)
+        values = [
+            output_value(self._receiver.layouts.encoder, image.key, image.plan.rows) for image in images
+        ]
+        values += prefix_values(self._receiver.layouts.decoder, kv, seq, cached)
         body = self._body("prefill", request) | {"ids": prompt.ids, "first": cached, "outputs": numbers}
         name = seq.block_hashes[0].hex() if seq.block_hashes else request.id
         key = prompt.images[0].image.identity if prompt.images else name
         wanted = {value.name: value for value in values}
+        whole = last // kv.block_size * kv.block_size
         work = _Work("prefill", key, last - cached, body, prompt.images, wanted)
 
         def run() -> Fetched:
             fetched = Fetched()
             try:
                 known = self._ask(work, wait, lambda received: self._adopt(seq, received, fetched))
-                fetched.computed = max(0, last - max(cached, known))
-                fetched.covered = frozenset(span.key for span in prompt.spans)
+                fetched.computed = max(0, fetched.received - max(0, known - cached))
+                if fetched.received >= whole - cached:
+                    fetched.covered = frozenset(span.key for span in prompt.spans)
             except PeerFailed:
                 pass
             return fetched
@@ -264,7 +274,7 @@ class Peers:
             whole = whole_plan(image)
             if whole is None or not _have_files([image]):
                 continue
-            value = output_value(self._receiver.layout, whole.key, whole.plan.rows)
+            value = output_value(self._receiver.layouts.encoder, whole.key, whole.plan.rows)
             body = self._body("encode", request) | {"outputs": [0]}
             works[whole.key] = _Work(
                 "encode", image.image.identity, image.plan.rows, body, [whole], {value.name: value}
@@ -310,7 +320,8 @@ class Peers:
     def _body(self, kind: str, request: GenerationRequest) -> dict[str, Any]:
         return {
             "kind": kind,
-            "layout": self._receiver.layout,
+            "layout": self._receiver.layouts.of(kind),
+            "road": self._receiver.layouts.road,
             "id": request.id,
             "salt": request.cache_salt,
             "timeout": None if request.timeout is None else min(max(request.timeout, 0.001), LONGEST_S),
@@ -326,6 +337,8 @@ class Peers:
             features = self._receiver.check(value, data)
             if features is None:
                 of_prompt.append((value, data))
+                size = self._receiver.kv.block_size
+                fetched.received += size if value.kind == "block" and not value.position % size else 0
             else:
                 fetched.features[value.key] = features
         if of_prompt:
@@ -336,6 +349,8 @@ class Peers:
 
         Returns how many tokens of the prompt the peer had cached. Raises PeerFailed.
         """
+        if wait.over:
+            raise PeerFailed("the request has ended")
         started = time.monotonic()
         with self._lock:
             peer = self._tables[work.kind].choose(work.key, work.tokens, started)
@@ -343,44 +358,45 @@ class Peers:
             self._count(f"peer_{work.kind}_refused")
             raise PeerFailed("all peers rest after failures")
         failed: str | None = "it was given up"
-        harmless = False
+        refused: PeerFailed | None = None
         try:
             cached = self._receive(peer, work, wait, take)
             failed = None
             return cached
         except PeerFailed as error:
-            failed, harmless = str(error), isinstance(error, PeerRefused)
+            failed, refused = str(error), error
             raise
         except Exception as error:
             failed = str(error) or type(error).__name__
             raise PeerFailed(failed) from error
         finally:
             ended = time.monotonic()
-            harmless = harmless or failed is None or wait.over
+            harmless = failed is None or wait.over or isinstance(refused, PeerRefused)
             with self._lock:
                 self._tables[work.kind].end(peer, work.tokens, ended, failed=not harmless)
             self._count(f"peer_{work.kind}_{'done' if failed is None else 'failed'}")
             self._count(f"peer_{work.kind}_seconds", ended - started)
-            self._tell(peer)
-            if not harmless:
+            if releases := self._releases.take():
+                self._submit(partial(self._tell, peer, releases))
+            if isinstance(refused, PeerRefused):
+                log.info("the peer %s refused %s: %s", peer.url, work.body["id"], failed)
+            elif not harmless:
                 log.warning("the peer %s did not %s for %s: %s", peer.url, work.kind, work.body["id"], failed)
 
-    def _tell(self, peer: Peer) -> None:
+    def _tell(self, peer: Peer, releases: Sequence[Offer]) -> None:
         """Tell a peer which of its offers were fetched."""
-        offers = [offer.to_json() for offer in self._releases.take()]
-        if offers:
-            try:
-                content = json.dumps({"offers": offers}).encode()
-                with self._open(peer, "/peer/release", content) as response:
-                    response.read()
-            except Exception as error:  # noqa: BLE001 - the offers end by time
-                log.warning("the peer %s was not told what was fetched: %s", peer.url, error)
+        try:
+            content = json.dumps({"offers": [offer.to_json() for offer in releases]}).encode()
+            with self._open(peer, "/peer/release", content) as response:
+                response.read()
+        except Exception as error:  # noqa: BLE001 - the offers end by time
+            log.warning("the peer %s was not told what was fetched: %s", peer.url, error)
 
     def _receive(self, peer: Peer, work: _Work, wait: Wait, take: Take) -> int:
         left = dict(work.wanted)
         images = [_image(image) for image in work.images]
         content = json.dumps({**work.body, "images": images}).encode()
-        with self._open(peer, "/peer/work", content) as response:
+        with self._open(peer, "/peer/work", content, **{"x-request-id": work.body["id"]}) as response:
             latest = time.monotonic()
 
             def chunks() -> Iterator[bytes]:
@@ -436,7 +452,7 @@ class Peers:
             found.append((value, data))
         return found
 
-    def _open(self, peer: Peer, path: str, content: bytes) -> Any:
+    def _open(self, peer: Peer, path: str, content: bytes, **more: str) -> Any:
         import httpx
 
         with self._lock:
@@ -452,7 +468,7 @@ class Peers:
             "accept": "application/x-ndjson",
             "accept-encoding": "identity",
         }
-        return client.stream("POST", f"{peer.url}{path}", content=content, headers=headers)
+        return client.stream("POST", f"{peer.url}{path}", content=content, headers={**headers, **more})
 
     def _count(self, name: str, amount: float = 1) -> None:
         with self._lock:

@@ -51,7 +51,7 @@ class Fleet:
 
     @property
     def integrated(self) -> Fleet:
-        """A fleet of the same number of engines, which all do everything."""
+        """A fleet of the same size in which all engines do everything."""
         return replace(self, replicas=self.replicas + self.encoders, encoders=0)
 
     @property

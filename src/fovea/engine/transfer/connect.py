@@ -76,7 +76,7 @@ def open_connector(settings: ConnectorSettings, *, tell: Callable[[Offer], None]
         return ShmConnector(settings.folder, settings.capacity_bytes, lease_s=settings.lease_s)
     from fovea.engine.transfer.folder import FolderConnector
 
-    return FolderConnector(settings.folder, settings.capacity_bytes)
+    return FolderConnector(settings.folder, settings.capacity_bytes, ttl_s=settings.lease_s)
 
 
 class Connectors:

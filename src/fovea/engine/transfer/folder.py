@@ -24,7 +24,7 @@ from fovea.engine.transfer.connector import (
     transfer_counts,
 )
 
-WRITE_S = 30.0
+WRITE_S = 1.0
 """Most seconds that an offer waits until its value is written."""
 
 

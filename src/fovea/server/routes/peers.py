@@ -60,7 +60,7 @@ async def work(request: Request, body: PeerWork) -> None:
         priority=body.priority,
         fetch_s=bundle.wait.fetch_s,
         client=body.client,
-        offering=Offering(body.layout, body.first if prefills else None, tuple(body.outputs)),
+        offering=Offering(body.layout, body.road, body.first if prefills else None, tuple(body.outputs)),
     )
     await _answer(request, Generation(request, asked).deltas())
 
