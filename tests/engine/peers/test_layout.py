@@ -36,9 +36,13 @@ def copy(checkpoint: Path, tmp_path: Path) -> Path:
 
 
 def test_a_copy_has_the_same_layout_wherever_it_lies(checkpoint: Path, copy: Path) -> None:
-    assert layout_name(checkpoint_files(copy), "bfloat16", 16) == layout_name(checkpoint_files(checkpoint), "bfloat16", 16)
+    assert layout_name(checkpoint_files(copy), "bfloat16", 16) == layout_name(
+        checkpoint_files(checkpoint), "bfloat16", 16
+    )
     (copy / "README.md").write_text("the same model, with other words")
-    assert layout_name(checkpoint_files(copy), "bfloat16", 16) == layout_name(checkpoint_files(checkpoint), "bfloat16", 16)
+    assert layout_name(checkpoint_files(copy), "bfloat16", 16) == layout_name(
+        checkpoint_files(checkpoint), "bfloat16", 16
+    )
 
 
 def test_every_detail_counts(checkpoint: Path) -> None:
