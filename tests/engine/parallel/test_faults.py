@@ -30,13 +30,13 @@ def memory() -> DecoderMemory:
         torch.arange(6).view(3, 2),
         torch.arange(6).view(3, 2).T,
         torch.arange(9)[::9],
-        torch.rand(2, 3).bfloat16()[:, 1],
+        torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.5, 6.0]]).bfloat16()[:, 1],
         torch.tensor(5),
         torch.empty(0, 4),
         torch.tensor([True, False]),
-        torch.rand(4).to(torch.float8_e4m3fn),
+        torch.tensor([0.25, 0.5, 1.5, 3.0]).to(torch.float8_e4m3fn),
     ],
-    ids=str,
+    ids=["rows", "columns", "one in nine", "bf16 column", "number", "empty", "bool", "fp8"],
 )
 def test_tensors_arrive_as_they_were_sent(tensor: torch.Tensor) -> None:
     name, (there, others) = unpack(pack("x", (tensor, {"a": [tensor]}), {}), torch.device("cpu"), _none)
