@@ -413,7 +413,8 @@ def test_emitted_files_are_accepted(setup: object, tmp_path: Path) -> None:
     assert tomllib.loads(spec.read_text())["pool"][0]["hardware"] in ("cpu", "cuda")
 
 
-def test_a_plan_for_several_devices_is_not_written() -> None:
+def test_a_plan_for_several_devices_says_how_the_model_is_divided() -> None:
     option = option_of(setup_of(devices=2))
-    with pytest.raises(ConfigError, match="--devices 1"):
-        emit.deploy_toml(Choice(option, "none", ()), Workload((IMAGE,)), {})
+    written = emit.deploy_toml(Choice(option, "none", ()), Workload((IMAGE,)), {})
+    (pool,) = tomllib.loads(written)["pool"]
+    assert pool["settings"]["tensor_parallel"] * pool["settings"]["pipeline_parallel"] == 2
