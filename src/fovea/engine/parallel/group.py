@@ -235,11 +235,11 @@ class Group(Ranks):
         head = len(data).to_bytes(LENGTH_BYTES, "little") + data[: FIRST_BYTES - LENGTH_BYTES]
         first = torch.zeros(FIRST_BYTES, dtype=torch.uint8)
         first[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
-        self._wait(lambda: self._everyone.broadcast(first, 0))
+        self._wait(lambda: self._everyone.broadcast(first, 0), on_host=True)
         rest = data[FIRST_BYTES - LENGTH_BYTES :]
         if rest:
             whole = torch.frombuffer(bytearray(rest), dtype=torch.uint8)
-            self._wait(lambda: self._everyone.broadcast(whole, 0))
+            self._wait(lambda: self._everyone.broadcast(whole, 0), on_host=True)
 
     def receive(self) -> bytes:
         """Wait for the next announcement, however long it takes."""
@@ -336,13 +336,16 @@ class Group(Ranks):
         first = self.tensor_rank // same * same
         return self.gather(scores)[first : first + same].sum(0)
 
-    def _wait(self, work: Callable[[], Any]) -> None:
-        """Do something together. Raises LostRank if that fails or takes too long."""
+    def _wait(self, work: Callable[[], Any], *, on_host: bool = False) -> None:
+        """Do something together. Raises LostRank if that fails or takes too long.
+
+        on_host: over gloo, whatever the device is.
+        """
         if self._failure is not None:
             raise LostRank(self._failure)
         try:
             pending = work()
-            if self._device.type == "cuda":
+            if self._device.type == "cuda" and not on_host:
                 pending.wait()  # the stream waits, and nccl has the time limit
             else:
                 pending.wait(self._timeout)
