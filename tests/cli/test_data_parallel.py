@@ -63,6 +63,7 @@ def check_a_death(server: Server, questions: list[Any]) -> None:
     with ThreadPoolExecutor(len(questions)) as executor:
         answers = [executor.submit(ask, text) for text in questions]
         begun.wait()
+        until(lambda: server.metric(TOKENS) > 0)  # figures of engine processes are up to 0.2 s old
         tokens = server.metric(TOKENS)
         os.kill(before[1], signal.SIGKILL)
         until(lambda: any(answer.done() for answer in answers))
