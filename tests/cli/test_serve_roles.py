@@ -23,6 +23,7 @@ import pytest
 
 from tests.support.forks import Fork
 from tests.support.servers import forked, free_port
+from tests.support.thorough import others_slow
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory of Linux")
 WAIT_S = 60.0
@@ -247,9 +248,10 @@ def test_the_key_is_shown_nowhere(nodes: Nodes, home: Path) -> None:
         assert KEY not in (home / f"{role}.log").read_text()
 
 
-@pytest.mark.parametrize("words", [
-    ("--peer-key", "another"), ("--dtype", "float32"), ("--block-size", "8"), ("--kv-dtype", "int8"),
-], ids=" ".join)  # fmt: skip
+MISFITS = ("--peer-key", "another"), ("--dtype", "float32"), ("--block-size", "8"), ("--kv-dtype", "int8")
+
+
+@pytest.mark.parametrize("words", others_slow(MISFITS, [MISFITS[0], MISFITS[2]]), ids=" ".join)
 def test_peers_that_do_not_fit_are_not_used(words: tuple[str, ...], nodes: Nodes, home: Path) -> None:
     peers = ("--encode-peers", nodes["encode"].url, "--prefill-peers", nodes["prefill"].url)
     node = Node(home, f"misfit{words[0]}", *peers, *words)
@@ -405,6 +407,7 @@ def test_two_hundred_requests_leave_nothing_behind(nodes: Nodes, home: Path) -> 
     assert len(sockets) <= len(nodes) + 1
 
 
+@pytest.mark.slow
 def test_a_peer_ends_quickly_while_it_is_asked(nodes: Nodes) -> None:
     """And the engine that asked ends quickly while its peer is stopped."""
     body = question(*fresh())
