@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import gettempdir
 
 import torch
 
@@ -19,7 +17,7 @@ from fovea.engine.kv.manager import KVManager
 from fovea.engine.load import LoadedModel
 from fovea.engine.peers.client import Peers, Releases
 from fovea.engine.peers.layout import Layouts, checkpoint_files, layout_name, road_name
-from fovea.engine.transfer.connect import ConnectorSettings, open_connector
+from fovea.engine.transfer.connect import ConnectorSettings, open_connector, own_folder
 from fovea.engine.transfer.connector import Connector
 from fovea.engine.vision.encoding import VisualFeatures
 from fovea.kernels.choose import results_depend_on
@@ -94,7 +92,7 @@ def connect_peers(
             param="tensor_parallel",
         )
     releases = Releases()
-    folder = Path(settings.transfer_dir or f"{gettempdir()}/fovea-{os.getuid()}")
+    folder = Path(settings.transfer_dir) if settings.transfer_dir else own_folder()
     connector = _open(settings, folder, releases)
     handover = Handover(_layouts(loaded, config, folder), runner, kv, embeddings, connector, divided=divided)
     if not settings.asked:

@@ -130,6 +130,17 @@ def test_random_offers_give_the_bytes_or_fail(
     producer.release(offer)
 
 
+def test_an_offer_of_another_kind_is_refused_by_name(producer: Connector, consumer: Connector) -> None:
+    offer = producer.offer("ab", [b"bytes"])
+    assert offer is not None
+    foreign = replace(offer, connector="folder" if producer.kind != "folder" else "shm")
+    with pytest.raises(TransferFailed, match=f"an offer of {foreign.connector}, not of {consumer.kind}"):
+        consumer.fetch(foreign, 1.0)
+    consumer.release(foreign)
+    assert consumer.stats()["failures"] == 1
+    assert consumer.fetch(offer, 5.0) == b"bytes"
+
+
 def test_a_fetch_without_time_fails_or_has_the_bytes(producer: Connector, consumer: Connector) -> None:
     offer = producer.offer("ab", [b"abc"])
     assert offer is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fovea.core.errors import ConfigError
-from fovea.engine.transfer.connect import Connectors, ConnectorSettings
+from fovea.engine.transfer.connect import ConnectorSettings
 from fovea.engine.transfer.connector import MOST, Offer, TransferFailed
-from tests.support.transfer import connector_of
 
 SUM = "0" * 32
 GOOD: dict[str, Any] = {
@@ -103,31 +101,3 @@ def test_other_json_is_refused(value: object) -> None:
 def test_a_wrong_setting_is_named(fields: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         ConnectorSettings(**fields)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the connectors need Linux")
-def test_several_connectors_fetch_their_own_offers(home: Path) -> None:
-    both = Connectors(connector_of("shm", home), connector_of("folder", home / "disk"))
-    disk = connector_of("folder", home / "disk")
-    first, second = both.offer("aa", [b"memory"]), disk.offer("bb", [b"disk"])
-    assert first is not None
-    assert second is not None
-    assert (both.kind, first.connector, second.connector) == ("shm", "shm", "folder")
-    assert (both.fetch(first, 1.0), both.fetch(second, 1.0)) == (b"memory", b"disk")
-    both.release(first)
-    both.release(second)
-    assert not both.has("aa")
-    assert both.stats()["shm.offers"] == both.stats()["folder.fetches"] == 1
-    foreign = Offer("mooncake", "host:1", "aa", 1, SUM)
-    both.release(foreign)
-    with pytest.raises(TransferFailed, match="mooncake"):
-        both.fetch(foreign, 1.0)
-    both.close()
-    disk.close()
-
-
-def test_two_connectors_of_a_kind_are_refused(home: Path) -> None:
-    one = connector_of("folder", home)
-    with pytest.raises(ConfigError, match="two connectors"):
-        Connectors(one, one)
-    one.close()

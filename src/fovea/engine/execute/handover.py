@@ -55,7 +55,6 @@ class Handover:
         *,
         divided: bool = False,
     ) -> None:
-        """connector: what values of this engine are offered by."""
         self.layouts = layouts
         self.divided = divided
         self.kv = kv
@@ -76,17 +75,16 @@ class Handover:
             values += prefix_values(self.layouts.decoder, self.kv, seq, first)
         return Export(self, values)
 
-    def offer(self, value: Value, seq: TokenSequence) -> Mapping[str, Any] | None | bool:
-        """Offer a value. Returns the offer as JSON; None: there is no room for it; False: not ready yet."""
+    def read(self, value: Value, seq: TokenSequence) -> list[memoryview] | None:
+        """Return the bytes of a value, in pieces; None: it is not ready yet."""
         if value.kind == "output":
-            if value.key not in self.embeddings:
-                return False
-            pieces = [memoryview(_write_output(self.embeddings.get(value.key)))]
-        else:
-            found = self._find(value, seq)
-            if found is None:
-                return False
-            pieces = [_bytes(tensor) for tensor in found]
+            known = value.key in self.embeddings
+            return [memoryview(_write_output(self.embeddings.get(value.key)))] if known else None
+        found = self._find(value, seq)
+        return None if found is None else [_bytes(tensor) for tensor in found]
+
+    def offer(self, value: Value, pieces: Sequence[memoryview]) -> Mapping[str, Any] | None:
+        """Offer a value. Returns the offer as JSON; None: there is no room for it."""
         offer = self.connector.offer(value.name, pieces)
         if offer is None and not self._told:
             self._told = True
@@ -211,10 +209,10 @@ class Export:
         offers: list[Mapping[str, Any]] = []
         left = []
         for value in self._left:
-            offer = self._handover.offer(value, seq)
-            if offer is False:
+            pieces = self._handover.read(value, seq)
+            if pieces is None:
                 left.append(value)
-            elif isinstance(offer, Mapping):
+            elif (offer := self._handover.offer(value, pieces)) is not None:
                 offers.append(offer)
         self._left = left
         return offers

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 from pathlib import Path
-from tempfile import gettempdir
 
 from fovea.core.errors import ConfigError, EngineError
+from fovea.engine.transfer.connect import own_folder
 from fovea.engine.transfer.connector import Offer, TransferFailed
 from fovea.engine.transfer.shm import ShmConnector
 
@@ -31,7 +30,7 @@ class Road:
 
         sends: whether this end sends. Without shared memory everything goes through the connection.
         """
-        self.folder = folder or Path(gettempdir()) / f"fovea-{os.getuid()}"
+        self.folder = folder or own_folder()
         self._connector: ShmConnector | None = None
         try:
             self._connector = ShmConnector(self.folder, SLAB_BYTES if sends else SMALL)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import gettempdir
 
 from fovea.core.errors import ConfigError
-from fovea.engine.transfer.connector import Buffer, Connector, Offer, TransferFailed
+from fovea.engine.transfer.connector import Connector, Offer
 
 KINDS = ("shm", "mooncake", "folder")
 
@@ -79,45 +81,6 @@ def open_connector(settings: ConnectorSettings, *, tell: Callable[[Offer], None]
     return FolderConnector(settings.folder, settings.capacity_bytes, ttl_s=settings.lease_s)
 
 
-class Connectors:
-    """Several connectors as one: the first offers, and each fetches the offers of its kind."""
-
-    def __init__(self, first: Connector, *others: Connector) -> None:
-        self._first = first
-        self._by_kind = {each.kind: each for each in (first, *others)}
-        if len(self._by_kind) != 1 + len(others):
-            raise ConfigError("there are two connectors of one kind; accepted: one of each")
-
-    @property
-    def kind(self) -> str:
-        return self._first.kind
-
-    def has(self, name: str) -> bool:
-        return self._first.has(name)
-
-    def offer(self, name: str, pieces: Sequence[Buffer]) -> Offer | None:
-        return self._first.offer(name, pieces)
-
-    def fetch(self, offer: Offer, timeout_s: float) -> bytearray:
-        connector = self._by_kind.get(offer.connector)
-        if connector is None:
-            known = ", ".join(self._by_kind)
-            raise TransferFailed(f"it is an offer of {offer.connector}; this process accepts {known}")
-        return connector.fetch(offer, timeout_s)
-
-    def release(self, offer: Offer) -> None:
-        connector = self._by_kind.get(offer.connector)
-        if connector is not None:
-            connector.release(offer)
-
-    def close(self) -> None:
-        for connector in self._by_kind.values():
-            connector.close()
-
-    def stats(self) -> dict[str, float]:
-        """Return the counters of every connector, as `kind.name`."""
-        return {
-            f"{kind}.{name}": value
-            for kind, connector in self._by_kind.items()
-            for name, value in connector.stats().items()
-        }
+def own_folder() -> Path:
+    """Return the folder for sockets of this user, unless a setting names another."""
+    return Path(gettempdir()) / f"fovea-{os.getuid()}"

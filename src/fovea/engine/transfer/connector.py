@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Protocol, TypeAlias
 
@@ -122,6 +122,16 @@ class Counts:
     def add(self, **amounts: int) -> None:
         with self._lock:
             self._values.update(amounts)
+
+    def count_fetch(self, read: Callable[[], bytearray]) -> bytearray:
+        """Return the bytes that `read` returns, and count them, or its TransferFailed."""
+        try:
+            copy = read()
+        except TransferFailed:
+            self.add(failures=1)
+            raise
+        self.add(fetches=1, fetched_bytes=len(copy))
+        return copy
 
     def values(self) -> dict[str, float]:
         with self._lock:

@@ -65,13 +65,7 @@ class FolderConnector:
         return Offer(self.kind, self._place, name, len(data), checksum)
 
     def fetch(self, offer: Offer, timeout_s: float) -> bytearray:
-        try:
-            copy = self._read(offer)
-        except TransferFailed:
-            self._counts.add(failures=1)
-            raise
-        self._counts.add(fetches=1, fetched_bytes=len(copy))
-        return copy
+        return self._counts.count_fetch(lambda: self._read(offer))
 
     def release(self, offer: Offer) -> None:
         self._counts.add(releases=1)

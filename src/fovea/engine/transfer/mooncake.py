@@ -108,13 +108,7 @@ class MooncakeConnector:
         An offer does not say whether its lease lasts. If it ended, the checksum differs once the memory was
         used again.
         """
-        try:
-            copy = self._fetch(offer, timeout_s)
-        except TransferFailed:
-            self._counts.add(failures=1)
-            raise
-        self._counts.add(fetches=1, fetched_bytes=len(copy))
-        return copy
+        return self._counts.count_fetch(lambda: self._fetch(offer, timeout_s))
 
     def release(self, offer: Offer) -> None:
         """End an offer of this process, or tell its producer, once."""

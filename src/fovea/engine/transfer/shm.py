@@ -112,13 +112,8 @@ class ShmConnector:
         return Offer(self.kind, self.place, name, value.size, value.checksum, value.start, value.lease)
 
     def fetch(self, offer: Offer, timeout_s: float) -> bytearray:
-        try:
-            copy = copy_checked(self._pin(offer, time.monotonic() + timeout_s), offer.checksum)
-        except TransferFailed:
-            self._counts.add(failures=1)
-            raise
-        self._counts.add(fetches=1, fetched_bytes=len(copy))
-        return copy
+        deadline = time.monotonic() + timeout_s
+        return self._counts.count_fetch(lambda: copy_checked(self._pin(offer, deadline), offer.checksum))
 
     def release(self, offer: Offer) -> None:
         """End an offer. It waits for no answer: if the producer does not read it, the lease ends by time."""
