@@ -2,10 +2,15 @@
 
 The same code scales a cluster (`cluster.ray`) and a simulated fleet (`cluster.fleet`).
 
-A busy GPU says little about waiting clients: an engine is busy with one request, too. So the signals are
-those of the queue: how much work waits, how long the oldest request has waited, and which share of recent
-answers kept their targets. Replicas are added at once, in proportion to the work, and removed one at a time,
-after the signals have been low for a while: a cold replica has no caches and loads weights for minutes.
+A busy GPU says little about waiting clients: an engine is busy with one request, too. So the signals are how
+much work waits, how long the oldest request has waited, how many of the places of running requests are
+taken, and which share of recent answers kept their targets. Work that waits says that there are too few
+replicas; only the taken places say that fewer would be enough, because an engine full of running answers can
+have an empty queue.
+
+Replicas are added at once, in proportion to the work. A replica loads weights for minutes, and the queue
+grows meanwhile: so no more are started than `growth` times those that answer. Replicas are removed a few at a
+time, after the signals have been low for a while, because a cold replica has empty caches.
 """
 
 from __future__ import annotations
@@ -30,12 +35,14 @@ class Signals:
     oldest_s: seconds that the oldest waiting request has waited.
     in_flight: requests that it has accepted and not finished.
     good: share of recent answers within their targets; None: not known.
+    places: requests that it can run at a time; 0: not known.
     """
 
     queued_s: float = 0.0
     oldest_s: float = 0.0
     in_flight: int = 0
     good: float | None = None
+    places: float = 0.0
 
     @staticmethod
     def of_stats(stats: Mapping[str, float], work: Work = "all", good: float | None = None) -> Signals:
@@ -46,11 +53,13 @@ class Signals:
         others = stats.get("oldest_waiting_ready_seconds", 0.0)
         waiting = stats.get("requests_waiting", 0.0)
         in_flight = int(waiting + stats.get("requests_running", 0.0))
+        places = stats.get("sequences_allowed", 0.0)
         if work == "encode":
             return Signals(encode, images, int(stats.get("requests_waiting_image", 0.0)), good)
         if work == "answer":
-            return Signals(max(0.0, queued - encode), others, in_flight, good)
-        return Signals(queued, stats.get("oldest_waiting_seconds", max(images, others)), in_flight, good)
+            return Signals(max(0.0, queued - encode), others, in_flight, good, places)
+        oldest = stats.get("oldest_waiting_seconds", max(images, others))
+        return Signals(queued, oldest, in_flight, good, places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +76,31 @@ class ScaleSettings:
     )
     target_goodput: float = setting(
         0.95,
-        "Share of answers that should keep their targets. A smaller one adds a replica while work waits.",
+        "Share of answers that should keep their targets. A smaller one adds a replica, if replicas have "
+        "more than one request each.",
+        low=0,
+        high=1,
+    )
+    target_places: float = setting(
+        0.6,
+        "Share of the requests that a replica can run at a time which may be in flight. More of them add "
+        "replicas. 0: places do not count.",
         low=0,
         high=1,
     )
     target_in_flight: float = setting(
         0.0,
         "Requests in flight for which a replica is wanted; for replicas whose work is answers, not images. "
-        "0: requests in flight do not count.",
+        "0: requests in flight count by target_places alone.",
         low=0,
         high=100_000,
+    )
+    growth: float = setting(
+        2.0,
+        "Most replicas, starting ones included, as a multiple of those that answer; one more is always "
+        "allowed.",
+        low=1,
+        high=1000,
     )
     scale_up_s: float = setting(5.0, "Seconds between two additions.", low=0, high=3600)
     scale_down_s: float = setting(
@@ -103,8 +127,27 @@ class Decision(NamedTuple):
     reason: str
 
 
-STAY = 0.5
-"""Replicas are removed only if those left would have less than this share of every target."""
+class Need(NamedTuple):
+    """The replicas that one signal asks for.
+
+    replicas: for which the signal would be at its target.
+    stay: replicas are removed only if those left would be below this share of the target.
+    reason: the signal in words.
+    """
+
+    replicas: float
+    stay: float
+    reason: str
+
+
+STAY_QUEUED = 0.5
+"""`Need.stay` of the queue, which jumps with every prompt."""
+STAY_RUNNING = 0.8
+"""`Need.stay` of running requests, whose number is steady."""
+REMOVED = 0.1
+"""Largest share of the replicas that is removed at once; one always can be."""
+SHARED = 1.0
+"""Requests in flight per replica above which answers can be late because requests share a replica."""
 
 
 class Scaler:
@@ -122,7 +165,7 @@ class Scaler:
         """Return how many replicas are wanted.
 
         now: seconds on any clock that never goes back.
-        signals: of the replicas that answer; a replica that is starting has none.
+        signals: of the replicas that answer; a replica that is starting, or is being removed, has none.
         replicas: running and starting ones together.
         """
         settings = self.settings
@@ -130,43 +173,58 @@ class Scaler:
         bounded = min(max(wanted, settings.replicas_min), settings.replicas_max)
         if bounded != wanted:
             reason = f"{reason}; bounded by replicas_{'max' if bounded < wanted else 'min'}"
-        if bounded > replicas:
+        if bounded >= replicas:
             self._low_since = None
+        if bounded > replicas:
             if now - self._added_at < settings.scale_up_s and replicas >= settings.replicas_min:
                 return Decision(replicas, f"{reason}; waits for the latest addition")
             self._added_at = now
             return Decision(bounded, reason)
-        if bounded == replicas:
-            self._low_since = None
-            return Decision(replicas, reason)
-        if replicas > settings.replicas_max:
-            return Decision(settings.replicas_max, reason)
+        if bounded == replicas or replicas > settings.replicas_max:
+            return Decision(bounded, reason)
         if self._low_since is None:
             self._low_since = now
         if now - self._low_since < settings.scale_down_s:
             return Decision(replicas, f"{reason}; not yet for {settings.scale_down_s:g} s")
         self._low_since = now
-        return Decision(replicas - 1, reason)
+        return Decision(bounded, reason)
 
     def _wanted(self, signals: Sequence[Signals], replicas: int) -> tuple[int, str]:
-        settings = self.settings
         if not signals:
             return replicas, "no replica answers yet"
+        needs = self._needs(signals)
+        need = max(needs, key=lambda one: one.replicas)
+        if need.replicas > replicas:
+            most = max(replicas, len(signals) + 1, math.floor(self.settings.growth * len(signals)))
+            return min(math.ceil(need.replicas - 1e-9), most), need.reason
+        oldest = max(one.oldest_s for one in signals)
+        in_flight = any(one.in_flight for one in signals)
+        need = max(needs, key=lambda one: one.replicas / one.stay)
+        fewest = max(math.ceil(need.replicas / need.stay - 1e-9), int(in_flight))
+        if fewest >= replicas or oldest > STAY_QUEUED * self.settings.target_oldest_s:
+            return replicas, need.reason
+        removed = max(1, math.floor(REMOVED * replicas))
+        return max(fewest, replicas - removed), f"{need.reason}: enough for fewer replicas"
+
+    def _needs(self, signals: Sequence[Signals]) -> list[Need]:
+        settings, answering = self.settings, len(signals)
         queued = sum(one.queued_s for one in signals)
         oldest = max(one.oldest_s for one in signals)
         in_flight = sum(one.in_flight for one in signals)
-        needs = {f"{queued:.2f} s of work wait": queued / settings.target_queue_s}
+        places = sum(one.places for one in signals) / answering
+        needs = [Need(queued / settings.target_queue_s, STAY_QUEUED, f"{queued:.2f} s of work wait")]
         if settings.target_in_flight:
-            needs[f"{in_flight} requests are in flight"] = in_flight / settings.target_in_flight
+            reason = f"{in_flight} requests are in flight"
+            needs.append(Need(in_flight / settings.target_in_flight, STAY_RUNNING, reason))
+        if settings.target_places and places:
+            reason = f"{in_flight} of {places * answering:.0f} places are taken"
+            needs.append(Need(in_flight / (settings.target_places * places), STAY_RUNNING, reason))
+        # The next two do not measure the work, so they ask for one more, and for another one once that answers.
         if oldest > settings.target_oldest_s:
-            needs[f"a request has waited {oldest:.1f} s"] = replicas + 1.0
+            needs.append(Need(answering + 1.0, 1.0, f"a request has waited {oldest:.1f} s"))
         known = [one.good for one in signals if one.good is not None]
-        if known and queued > 0 and sum(known) / len(known) < settings.target_goodput:
-            needs[f"{sum(known) / len(known):.0%} of answers keep their targets"] = replicas + 1.0
-        reason, need = max(needs.items(), key=lambda item: item[1])
-        if need > replicas:
-            return math.ceil(need - 1e-9), reason
-        quiet = oldest <= STAY * settings.target_oldest_s
-        if quiet and need <= STAY * (replicas - 1) and (replicas > 1 or not in_flight):
-            return replicas - 1, f"{reason}: enough for fewer replicas"
-        return replicas, reason
+        good = sum(known) / len(known) if known else 1.0
+        if good < settings.target_goodput:
+            apart = min(in_flight / SHARED, answering + 1.0)
+            needs.append(Need(apart, 1.0, f"{good:.0%} of answers keep their targets"))
+        return needs
