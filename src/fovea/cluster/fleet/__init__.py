@@ -1,0 +1,1 @@
+"""A fleet on paper: hundreds of replicas behind the gateway's own routing, on a virtual clock."""
