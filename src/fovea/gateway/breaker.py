@@ -1,4 +1,7 @@
-"""Circuit breakers: what keeps failing gets no calls for a while, and then one call at a time as a probe."""
+"""Circuit breakers and the budget of retries: what keeps failing must not get more and more calls.
+
+A stage that fails gets no calls for a while, and then one call at a time as a probe.
+"""
 
 from __future__ import annotations
 
@@ -86,3 +89,27 @@ class Breaker:
     def release(self) -> None:
         """Forget a probe that ended without a verdict, for example because its client left."""
         self._probe_until = 0.0
+
+
+class RetryBudget:
+    """Retries and hedges that are allowed: a share of all requests, and some at once.
+
+    Without it, a failing fleet would get every request several times, just when it has too many.
+    """
+
+    AT_ONCE = 10.0
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._left = self.AT_ONCE if share else 0.0
+
+    def count_request(self) -> None:
+        """Count a request, which earns a part of a retry."""
+        self._left = min(self.AT_ONCE, self._left + self._share)
+
+    def take(self) -> bool:
+        """Take a retry if one is left."""
+        if self._left < 1.0:
+            return False
+        self._left -= 1.0
+        return True

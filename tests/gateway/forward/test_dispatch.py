@@ -15,13 +15,13 @@ from fovea.core.errors import DeadlineExceeded, FoveaError, Overloaded, Unavaila
 from fovea.gateway.backends.backend import CONNECT, TEXT, VISION, Backend, Load
 from fovea.gateway.backends.fleet import Fleet
 from fovea.gateway.backends.route import Router
+from fovea.gateway.breaker import RetryBudget
 from fovea.gateway.config import BackendConfig, ModelConfig
 from fovea.gateway.generate.dispatch import (
     BadGateway,
     Dispatcher,
     GatewayTimeout,
     Job,
-    RetryBudget,
     Won,
 )
 from fovea.gateway.generate.upstream import Answer, AttemptFailed, Outgoing

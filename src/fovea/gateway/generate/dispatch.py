@@ -20,6 +20,7 @@ from fovea.api.errors import clip
 from fovea.core.errors import DeadlineExceeded, EngineError, FoveaError, Overloaded, Unavailable
 from fovea.gateway.backends.backend import CONNECT, Backend, Load, stage_of
 from fovea.gateway.backends.route import Choice, Router
+from fovea.gateway.breaker import RetryBudget
 from fovea.gateway.config import ModelConfig
 from fovea.gateway.generate.ends import ENDS, GOOD, NEUTRAL, NOTHING, UNREACHABLE, end_of_status
 from fovea.gateway.generate.upstream import Answer, AttemptFailed, Outgoing, Upstream
@@ -94,30 +95,6 @@ class Won:
             self.ended = True
             self.answer.close()
             self.backend.end(self.load)
-
-
-class RetryBudget:
-    """Retries and hedges that are allowed: a share of all requests, and some at once.
-
-    Without it, a failing fleet would get every request several times, just when it has too many.
-    """
-
-    AT_ONCE = 10.0
-
-    def __init__(self, share: float) -> None:
-        self._share = share
-        self._left = self.AT_ONCE if share else 0.0
-
-    def count_request(self) -> None:
-        """Count a request, which earns a part of a retry."""
-        self._left = min(self.AT_ONCE, self._left + self._share)
-
-    def take(self) -> bool:
-        """Take a retry if one is left."""
-        if self._left < 1.0:
-            return False
-        self._left -= 1.0
-        return True
 
 
 @dataclass(eq=False)
