@@ -219,7 +219,7 @@ class Scaler:
         if settings.target_places and places:
             reason = f"{in_flight} of {places * answering:.0f} places are taken"
             needs.append(Need(in_flight / (settings.target_places * places), STAY_RUNNING, reason))
-        # The next two do not measure the work, so they ask for one more, and for another one once that answers.
+        # The next two do not measure the work: they ask for one more, and for another once that answers.
         if oldest > settings.target_oldest_s:
             needs.append(Need(answering + 1.0, 1.0, f"a request has waited {oldest:.1f} s"))
         known = [one.good for one in signals if one.good is not None]

@@ -125,9 +125,11 @@ class Load:
         return self.visual_tokens[(image * 2654435761 + self.seed >> 7) % len(self.visual_tokens)]
 
     def _turns(self, random: Random) -> int:
+        """Draw a number of questions: geometrically distributed, at most 8 times the mean."""
         if self.turns == 1:
             return 1
-        return min(100, 1 + int(math.log(1.0 - random.random()) / math.log(1.0 - 1.0 / self.turns)))
+        number = 1 + int(math.log(1.0 - random.random()) / math.log(1.0 - 1.0 / self.turns))
+        return min(number, math.ceil(8 * self.turns))
 
     def _turn(self, random: Random, *, first: bool) -> Turn:
         think_s = 0.0 if first or not self.think_s else random.expovariate(1 / self.think_s)

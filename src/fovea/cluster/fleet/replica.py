@@ -406,7 +406,11 @@ class Replica:
 
     def _join(self, request: Request) -> None:
         cached = self._cached(request)
-        for key in (request.conversation, request.image, SYSTEM):  # a prefix is older than what begins with it
+        for key in (
+            request.conversation,
+            request.image,
+            SYSTEM,
+        ):  # a prefix is older than what begins with it
             if key in self.prefixes:
                 self.prefixes.touch(key)
         request.cached, request.left = cached, request.prompt - cached
@@ -428,7 +432,9 @@ class Replica:
         if cost.overlap == 1:
             arithmetic = room - memory
         else:
-            arithmetic = room * (1 - (memory / room) ** cost.overlap) ** (1 / cost.overlap) if room > memory else 0
+            arithmetic = (
+                room * (1 - (memory / room) ** cost.overlap) ** (1 / cost.overlap) if room > memory else 0
+            )
         arithmetic -= step.decodes * cost.row_s + step.prompt_tokens * cost.token_s + step.pairs * cost.pair_s
         if arithmetic <= 0:
             return 0

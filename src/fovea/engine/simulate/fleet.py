@@ -117,7 +117,7 @@ def simulate_fleet(
     return run.serve(bounds or Bounds())
 
 
-class _Encoder:
+class Encoder:
     """An engine that encodes images, one after another.
 
     free_at: when it has encoded all that it was given.
@@ -187,7 +187,7 @@ class _Serving:
 
         engines = [engine(number) for number in range(fleet.replicas)]
         encoders = [
-            _Encoder(encoder_cost, config.outputs.embed_cache_mib * MIB, Noise(noise_of(fleet.replicas + n)))
+            Encoder(encoder_cost, config.outputs.embed_cache_mib * MIB, Noise(noise_of(fleet.replicas + n)))
             for n in range(fleet.encoders)
         ]
         self._engines = {f"http://engine-{number}": one for number, one in enumerate(engines)}
