@@ -85,3 +85,11 @@ def test_remembered_orders_are_those_of_the_function() -> None:
     assert orders.order("m", "key-9", FOUR[:2], 2) == order("key-9", FOUR[:2])
     assert orders.order("n", "key-9", FOUR[2:], 2) == order("key-9", FOUR[2:])
     assert orders.order("m", "key-9", FOUR, 1) == order("key-9", FOUR)
+
+
+@given(st.text(max_size=8), st.sets(st.text(min_size=1, max_size=8), min_size=1, max_size=12))
+def test_the_order_of_equal_weights_is_that_of_the_scores(key: str, names: set[str]) -> None:
+    scores = {name: score(key, name, 3.0) for name in names}
+    assert order(key, [(name, 3.0) for name in names]) == tuple(
+        sorted(names, key=scores.__getitem__, reverse=True)
+    )

@@ -138,8 +138,19 @@ def fraction(hashed: int) -> float:
 
 def order(key: str, backends: Iterable[tuple[str, float]]) -> tuple[str, ...]:
     """Return the names of backends in the order of a key. backends: (name, weight)."""
-    scores = {name: score(key, name, weight) for name, weight in backends}
-    return tuple(sorted(scores, key=lambda name: -scores[name]))
+    weights = dict(backends)
+    if len(set(weights.values())) > 1:
+        scores = {name: score(key, name, weight) for name, weight in weights.items()}
+        return tuple(sorted(scores, key=lambda name: -scores[name]))
+    # Of equal weights the larger hash has the larger score, so neither logarithms nor numbers are needed.
+    begin = hashlib.blake2b(f"{len(key)}:{key}".encode("utf-8", "surrogatepass"), digest_size=8)
+    hashes = []
+    for name in weights:
+        one = begin.copy()
+        one.update(name.encode("utf-8", "surrogatepass"))
+        hashes.append((one.digest(), name))
+    hashes.sort(reverse=True)
+    return tuple([name for _, name in hashes])
 
 
 class Orders:
@@ -204,12 +215,13 @@ class CacheAffine:
         names = self._orders.order(
             situation.model,
             key,
-            ((one.name, one.config.weight) for one in situation.members),
+            ((one.config.name, one.config.weight) for one in situation.members),
             situation.version,
         )
-        able = {one.name: one for one in situation.candidates}
+        able = {one.config.name: one for one in situation.candidates}
         fits = self._bound(situation)
-        holders = {one.name for one in situation.candidates if one.holds(key)}
+        # The test for None spares a call for each of the backends that publish no events.
+        holders = {one.name for one in situation.candidates if one.holdings is not None and one.holds(key)}
         for name in names if holders else ():
             if name in holders and fits(able[name]):
                 return Choice(able[name], reason if name == names[0] else f"{reason}, held")
@@ -238,8 +250,8 @@ class CacheAffine:
             if one.requests < self._free * weight / (one.config.weight * furthest):
                 return True
             if unit < 0:
-                total = sum(other.tokens for other in situation.candidates) + tokens
-                unit = self._balance * total / sum(other.weight(now) for other in situation.candidates)
+                total = sum([other.text + other.visual for other in situation.candidates]) + tokens
+                unit = self._balance * total / sum([other.weight(now) for other in situation.candidates])
             return one.tokens + tokens <= unit * weight
 
         return fits
