@@ -426,6 +426,8 @@ class Replica:
     def _fitting(self, seconds: float, step: Composition, start: int) -> int:
         """Return how many more tokens of a prompt, after `start` of its own, fit into a step."""
         cost = self.spec.cost
+        if seconds == math.inf:
+            return self.spec.max_step_tokens
         room = seconds - cost.between_s - cost.step_s - step.decodes * cost.decode_s
         room -= (step.chunks + 1) * cost.chunk_s
         memory = cost.read_s + cost.expert_s + step.decode_context * cost.context_s
