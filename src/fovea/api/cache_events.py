@@ -13,6 +13,8 @@ Source: `vllm/distributed/kv_events.py` of vLLM, version 0.24 and later, whose e
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 NUMBER_BYTES = 8
@@ -28,8 +30,9 @@ class BlockStored(msgspec.Struct, tag=True, omit_defaults=True, gc=False, frozen
     block_size: tokens of each block.
     lora_id, lora_name: None, because Fovea has no LoRA.
     medium: "GPU" for memory of the device, "CPU" for host memory beside it.
-    extra_keys: for each block, the names (`mm_hash`) of the images that it touches, and the cache salt at the
-        beginning of a prompt; None: nothing. Together with the tokens they are what a name depends on.
+    extra_keys: for each block, [name, beginning] of every image that it touches, and in the first block of a
+        prompt the cache salt; None: nothing. `name` is that of renders, and `beginning` is the place of the
+        image's first token, counted from the block's. A block's name depends on tokens and these.
     """
 
     block_hashes: list[int]
@@ -39,7 +42,7 @@ class BlockStored(msgspec.Struct, tag=True, omit_defaults=True, gc=False, frozen
     lora_id: int | None
     medium: str | None
     lora_name: str | None
-    extra_keys: list[list[str] | None] | None = None
+    extra_keys: list[list[Any] | None] | None = None
 
 
 class BlockRemoved(msgspec.Struct, tag=True, omit_defaults=True, gc=False, frozen=True):
@@ -56,7 +59,7 @@ class AllBlocksCleared(msgspec.Struct, tag=True, omit_defaults=True, gc=False, f
 class EncoderOutputStored(msgspec.Struct, tag=True, omit_defaults=True, gc=False, frozen=True):
     """Encoder outputs of images were cached.
 
-    mm_hashes: their names, as in `extra_keys` of blocks.
+    mm_hashes: their names, as in `extra_keys` of blocks and in renders.
     identities: for each, the identity of its image (64 hex digits), whatever its size and its salt are.
     sizes: for each, its bytes.
     medium: "GPU" for memory of the device, "CPU" for host memory beside it.

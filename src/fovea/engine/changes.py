@@ -23,12 +23,13 @@ class StoredBlock(NamedTuple):
 
     parent: name of the block before; None: it is the first one of a prompt.
     tokens: its token ids.
-    keys: names of the images that it touches, and the cache salt in a first block.
+    keys: for each image that it touches, its name and its beginning, counted from that of the block; in a
+        first block also the cache salt.
     """
 
     parent: bytes | None
     tokens: tuple[int, ...]
-    keys: tuple[str, ...]
+    keys: tuple[tuple[str, int] | str, ...]
 
 
 class StoredOutput(NamedTuple):

@@ -206,7 +206,7 @@ class Publisher(Generic[K, V]):
                 raise ConfigError(
                     f"{name} is {wanted}, which cannot be listened on: {error}", param=name
                 ) from error
-        self._closing = False
+        self._closing = self._confused = False
         self._sleeper, self._waker = os.pipe()
         os.set_blocking(self._waker, False)
         changes.on_change = self._wake
@@ -261,7 +261,9 @@ class Publisher(Generic[K, V]):
             identity, nothing, number = frames
             first = unpack_number(number)
         except ValueError as error:
-            log.warning("a question for earlier events of a cache is not understood: %s", error)
+            if not self._confused:  # not a line for each: anyone may ask
+                log.warning("a question for earlier events of a cache is not understood: %s", error)
+            self._confused = True
             return
         self.replays += 1
         for message in self._log.since(first):

@@ -29,7 +29,7 @@ class Announcer:
         block = self._blocks.get(name)
         if block is None:
             spans = seq.spans_between(start, start + self._size)
-            keys = [mm_hash(span.key) for span in spans]
+            keys: list[tuple[str, int] | str] = [(mm_hash(span.key), span.start - start) for span in spans]
             if not index and seq.salt:
                 keys.append(seq.salt)
             parent = seq.block_hashes[index - 1] if index else None
