@@ -8,7 +8,7 @@ questions about text then go on. After `breaker_open_s` one request probes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from statistics import median
 from typing import NamedTuple
 
@@ -43,6 +43,7 @@ class Backend:
     answered_at: time of its last answer, in seconds of the clock.
     busy_until: until then it has asked for no further requests.
     recent: streams of about the last minute; earlier ones count less.
+    holdings: keys that its caches hold now, by its own events; None: it publishes no events.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Backend:
         self.ejected_until = self.busy_until = 0.0
         self.ejections = 0
         self.answered_at = 0.0
+        self.holdings: Container[str] | None = None
         self.breakers: Mapping[str, Breaker] = {
             stage: Breaker(settings.breaker_failures, settings.breaker_open_s) for stage in STAGES
         }
@@ -85,6 +87,10 @@ class Backend:
     def tokens(self) -> int:
         """Outstanding tokens of text and images."""
         return self.text + self.visual
+
+    def holds(self, key: str) -> bool | None:
+        """Whether its caches hold a key now; None: it does not tell."""
+        return None if self.holdings is None else key in self.holdings
 
     def accepts(self, now: float, *, vision: bool) -> bool:
         """Whether a request may be sent to it now. vision: whether the request has images."""

@@ -209,6 +209,10 @@ class CacheAffine:
         )
         able = {one.name: one for one in situation.candidates}
         fits = self._bound(situation)
+        holders = {one.name for one in situation.candidates if one.holds(key)}
+        for name in names if holders else ():
+            if name in holders and fits(able[name]):
+                return Choice(able[name], reason if name == names[0] else f"{reason}, held")
         for name in names:
             if name in able and fits(able[name]):
                 return Choice(able[name], reason if name == names[0] else f"{reason}, next")
