@@ -32,6 +32,11 @@ class Wanted:
         """Whether the request has an image."""
         return bool(self.image)
 
+    @property
+    def identity(self) -> str:
+        """The name of the image, by which replicas tell what they hold."""
+        return self.image
+
     def keys(self) -> Iterator[tuple[str, str]]:
         """Yield (reason, key), the strongest first."""
         if self.image:

@@ -142,6 +142,9 @@ class Holdings:
     def __contains__(self, key: object) -> bool:
         return key in self._outputs or key in self._prefixes
 
+    def __len__(self) -> int:
+        return len(self._outputs) + len(self._prefixes)
+
 
 @dataclass(slots=True)
 class _Image:

@@ -45,6 +45,11 @@ class Keyed(Protocol):
         """Whether the request has images or videos."""
         ...
 
+    @property
+    def identity(self) -> str:
+        """The identity of the image by which it is routed; "": it has none, or it is not known yet."""
+        ...
+
     def keys(self) -> Iterator[tuple[str, str]]:
         """Yield (reason, key), the strongest first; at least one."""
         ...
@@ -220,8 +225,13 @@ class CacheAffine:
         )
         able = {one.config.name: one for one in situation.candidates}
         fits = self._bound(situation)
+        identity = situation.demand.identity
         # The test for None spares a call for each of the backends that publish no events.
-        holders = {one.name for one in situation.candidates if one.holdings is not None and one.holds(key)}
+        holders = {
+            one.name
+            for one in situation.candidates
+            if one.holdings is not None and identity and one.holds(identity)
+        }
         for name in names if holders else ():
             if name in holders and fits(able[name]):
                 return Choice(able[name], reason if name == names[0] else f"{reason}, held")
