@@ -17,8 +17,9 @@ from rich.console import Console
 
 from fovea.cli import options
 from fovea.cli.plan import REQUEST_FLAGS
+from fovea.cli.plan.fleet import plan_fleet
 from fovea.cli.plan.inputs import NAME, PlannedModel, find_model, this_machine
-from fovea.cli.plan.result import Plan, as_dict, play_split, simulate_option
+from fovea.cli.plan.result import Plan, as_dict, play_split, prompt_cost, simulate_option
 from fovea.cli.plan.show import show
 from fovea.core.errors import ConfigError
 from fovea.planner.advisor import Recommendation as Advice
@@ -73,6 +74,7 @@ def make_plan(
         speculation=_speculation(option, batch),
         advice=advice,
         notes=notes,
+        fleet=plan_fleet(option, workload, prompt_cost(option)) if simulate else None,
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from fovea.bench.measure import without_nan
 from fovea.cli.advise import advice_as_dict as advice_dict
+from fovea.cli.plan.fleet import PlannedFleet
 from fovea.cli.plan.inputs import PlannedModel
 from fovea.core.measure import percentile
 from fovea.core.trace import TraceRequest, geometric
@@ -69,7 +70,7 @@ def simulate_option(option: Option, workload: Workload, seed: int = 0) -> Simula
         embed_cache_mib=max(1, option.capacity.encoder_cache // MIB),
     )
     records = simulated_records(
-        trace, config, _cost(option), following=following, prepare=lambda request: prepare[id(request)]
+        trace, config, prompt_cost(option), following=following, prepare=lambda request: prepare[id(request)]
     )
     answered = [record for record in records if record.tokens]
     first = sorted(record.tokens[0] - record.arrival for record in answered)
@@ -114,7 +115,7 @@ def play_split(option: Option, workload: Workload, split: Split, seed: int = 0) 
         records = simulate_fleet(
             trace,
             config,
-            _cost(option),
+            prompt_cost(option),
             one,
             following=following,
             prepare=lambda request: prepare[id(request)],
@@ -133,7 +134,7 @@ def play_split(option: Option, workload: Workload, split: Split, seed: int = 0) 
     return PlayedSplit(met[0], met[1], gap, other_gap, ttft, other_ttft)
 
 
-def _cost(option: Option) -> CostModel:
+def prompt_cost(option: Option) -> CostModel:
     """The costs of images by their tokens in the prompt, which the simulator knows, not by encoder rows."""
     rows = sum(one.share * sum(one.tokens.encoder_rows) for one in option.kinds)
     visual = sum(one.share * one.tokens.visual for one in option.kinds)
@@ -199,6 +200,7 @@ class Plan:
     speculation: tokens per step and speed-up by the number of drafts.
     advice: which engine suits; None: not asked for.
     notes: what a reader has to know.
+    fleet: the replicas behind a gateway, simulated; None: one is enough, or it was not simulated.
     """
 
     model: PlannedModel
@@ -212,6 +214,7 @@ class Plan:
     speculation: Mapping[int, tuple[float, float]] | None = None
     advice: Advice | None = None
     notes: Sequence[str] = ()
+    fleet: PlannedFleet | None = None
 
     def kv_megabytes(self, one: PlannedKind) -> tuple[float, float]:
         """KV of visual tokens and of all others at the end of a request, in 10^6 bytes.
@@ -263,6 +266,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "savings": [asdict(saving) for saving in plan.savings],
         "divisions": [asdict(division) for division in plan.divisions],
         "split": None if plan.split is None else asdict(plan.split),
+        "fleet": None if plan.fleet is None else asdict(plan.fleet),
         "speculation": [
             {"drafts": drafts, "tokens_per_step": tokens, "speedup": speedup}
             for drafts, (tokens, speedup) in (plan.speculation or {}).items()

@@ -87,6 +87,8 @@ def show(plan: Plan, console: Console) -> None:
     _stages(plan, best.option, console)
     _work(best.option, console)
     _speed(plan, best.option, console)
+    for sentence in plan.fleet.sentences(plan.workload) if plan.fleet else ():
+        console.print(sentence)
     _sweep(best.option, console)
     _others(plan, console)
     show_extras(plan, console)

@@ -12,7 +12,7 @@ from bisect import bisect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from fovea.core.settings import check_settings, setting
 from fovea.core.trace import Trace, TraceRequest, geometric
@@ -38,6 +38,7 @@ class Conversation(NamedTuple):
     key: its name. image: the name of its image; "": it has none.
     visual: tokens of the image.
     turns: its questions, at least one.
+    pictures: the image stands for so many equal ones, which are always asked about together.
     """
 
     at: float
@@ -45,6 +46,24 @@ class Conversation(NamedTuple):
     image: str
     visual: int
     turns: tuple[Turn, ...]
+    pictures: int = 1
+
+
+class AnyLoad(Protocol):
+    """Conversations that a fleet can serve; `Load` is one.
+
+    seed: of the fleet's disturbances. system_tokens: of the prompt that all requests begin with.
+    """
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def system_tokens(self) -> int: ...
+
+    def conversations(self) -> Iterator[Conversation]:
+        """Yield the conversations in order of their first questions."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,7 @@ class Request:
     arrival: when the client sent it. first, last: times of its first and last token; infinite before.
     fresh: whether an image was encoded for it.
     cached: tokens of its prompt that a prefix cache had.
+    pictures: equal parts of the image, each of which is encoded by itself.
     """
 
     conversation: str
@@ -92,6 +93,7 @@ class Request:
     last: float = math.inf
     fresh: bool = False
     cached: int = 0
+    pictures: int = 1
     left: int = field(default=0, init=False)
     taken: int = field(default=0, init=False)
     work_s: float = field(default=0.0, init=False)
@@ -278,7 +280,7 @@ class Replica:
         elif request.image in self._images:
             self._images[request.image].holders.append(request)
         else:
-            seconds = cost.image(request.visual)
+            seconds = request.pictures * cost.image(-(-request.visual // request.pictures))
             request.work_s += seconds
             request.fresh = True
             self._images[request.image] = _Image(request.image, request.visual, seconds, [request])

@@ -18,11 +18,11 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from fovea.cluster.fleet.front import Front, Wanted, load_of
-from fovea.cluster.fleet.load import Conversation, Load
+from fovea.cluster.fleet.load import AnyLoad, Conversation
 from fovea.cluster.fleet.replica import Replica, ReplicaSpec, Request
 from fovea.cluster.fleet.report import FleetFigures, Tally
 from fovea.cluster.scaling import Scaler, ScaleSettings
@@ -99,7 +99,7 @@ class PaperFleet:
             raise ConfigError(f"route is {self.route!r}; accepted: {', '.join(ROUTES)}", param="route")
 
 
-def simulate_paper_fleet(fleet: PaperFleet, load: Load) -> FleetFigures:
+def simulate_paper_fleet(fleet: PaperFleet, load: AnyLoad) -> FleetFigures:
     """Serve a load to its end. The same fleet and load give the same figures."""
     return _World(fleet, load).serve()
 
@@ -133,7 +133,7 @@ Action = Callable[[float], None]
 class _World:
     """One run."""
 
-    def __init__(self, fleet: PaperFleet, load: Load) -> None:
+    def __init__(self, fleet: PaperFleet, load: AnyLoad) -> None:
         self._fleet, self._load = fleet, load
         self._random = Random(f"disturbances {load.seed}")
         policy = "cache-affine" if fleet.route == "events" else fleet.route
@@ -204,6 +204,7 @@ class _World:
             question.text,
             question.output,
             now,
+            pictures=conversation.pictures,
         )
         wanted = Wanted(conversation.image, conversation.key)
         flight = _Flight(request, conversation, turn, wanted, load_of(request.prompt, conversation.visual))
@@ -417,16 +418,7 @@ class _World:
         """Send a request again that had no first byte when its replica went away."""
         old = flight.request
         del self._flights[old]
-        flight.request = Request(
-            old.conversation,
-            old.image,
-            old.system,
-            old.visual,
-            old.history,
-            old.text,
-            old.output,
-            old.arrival,
-        )
+        flight.request = replace(old, fresh=False, cached=0)
         self._flights[flight.request] = flight
         self._send(flight, now, budgeted=True)
 
