@@ -14,8 +14,8 @@ shape and rates, and the price of benchmarks' date in planner/hardware.toml. Par
   rack        a fifth of the replicas ends at once
   scaling     autoscaling with cold starts, beside fixed fleets
 
---predict-cluster predicts the load of a cluster test: a few replicas behind the gateway, an open loop of
-requests. Compare its figures with those that the load generator measured.
+--predict-cluster predicts a load of a few replicas behind the gateway: --save-trace writes its requests, and
+`fovea bench --trace FILE` sends the same ones to a real cluster. Compare the figures of both.
 
 Each part prints tables in Markdown. --requests makes all runs shorter; the page has the figures without it.
 --json adds the results to a file, from which --chart draws the parts that it holds.
@@ -35,11 +35,13 @@ from statistics import fmean
 from typing import Any
 
 from fovea.bench.plot import figure, save
-from fovea.cluster.fleet.load import Load
+from fovea.cluster.fleet.load import Load, TraceLoad
 from fovea.cluster.fleet.replica import ReplicaSpec
 from fovea.cluster.fleet.report import OUTCOMES, FleetFigures
 from fovea.cluster.fleet.simulate import ROUTES, Conditions, PaperFleet, simulate_paper_fleet
 from fovea.cluster.scaling import ScaleSettings
+from fovea.core.trace import Workload as RandomLoad
+from fovea.core.trace import generate, read_trace, write_trace
 from fovea.engine.config import MIB, EngineConfig
 from fovea.engine.simulate.fleet import Fleet, simulate_fleet
 from fovea.engine.simulate.run import Bounds
@@ -351,11 +353,9 @@ def predict_cluster(args: argparse.Namespace) -> None:
     """Print what clients of a small cluster should measure."""
     cost = CostModel.load(args.cost) if args.cost else CostModel()
     config = EngineConfig.of(kv_cache_mib=args.kv_cache_mib, embed_cache_mib=args.embed_cache_mib)
-    load = Load(
-        requests=args.requests or 2000, rate=args.rate, images=args.images, zipf=args.zipf, text=args.text,
-        turns=1.0, visual_tokens=(args.visual_tokens,), prompt_tokens=args.prompt_tokens,
-        output_tokens=args.output_tokens, system_tokens=0, seed=args.seed,
-    )  # fmt: skip
+    load = TraceLoad(read_trace(args.trace) if args.trace else generate(_workload(args)))
+    if args.save_trace:
+        write_trace(args.save_trace, load.trace)
     bounds = Bounds(args.ttft_ms / 1e3, args.itl_ms / 1e3)
     fleet = PaperFleet(ReplicaSpec.of(config, cost), Fleet(args.replicas), args.route, bounds=bounds)
     found = simulate_paper_fleet(fleet, load)
@@ -373,6 +373,14 @@ def predict_cluster(args: argparse.Namespace) -> None:
     }.items():
         print(f"{name:20} {value:,.2f}")
     print(json.dumps(found.as_dict()))
+
+
+def _workload(args: argparse.Namespace) -> RandomLoad:
+    return RandomLoad(
+        requests=args.requests or 2000, rate=args.rate, text=args.text, images=args.images, zipf=args.zipf,
+        visual_tokens=(args.visual_tokens,), prompt_tokens=args.prompt_tokens,
+        output_tokens=args.output_tokens, seed=args.seed,
+    )  # fmt: skip
 
 
 def main() -> None:
@@ -396,6 +404,8 @@ def main() -> None:
     group.add_argument("--replicas", type=int, default=3)
     group.add_argument("--route", choices=ROUTES, default="cache-affine")
     group.add_argument("--cost", type=Path, help="cost model (default: fovea-tiny on a CPU)")
+    group.add_argument("--trace", type=Path, help="requests, as `fovea bench --trace` sends them")
+    group.add_argument("--save-trace", type=Path, help="write the random requests to a file")
     group.add_argument("--rate", type=float, default=20.0, help="requests per second, all together")
     group.add_argument("--text", type=float, default=0.5, help="share of requests without an image")
     group.add_argument("--images", type=int, default=300, help="distinct images")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,7 @@ def test_a_column_per_policy(fovea: Caller) -> None:
     outcome = fovea(*SMALL, "--route", "least-busy", "--route", "events", "--json")
     assert (outcome.code, outcome.err) == (0, "")
     summary, head, *rows, last = outcome.out.splitlines()
-    assert summary.startswith("200 requests, steady, 30/s in the mean; costs: built in: fovea-tiny")
+    assert summary.startswith("200 requests, 30/s in the mean; costs: built in: fovea-tiny")
     assert head.split() == ["least-busy", "events"]
     assert rows[0].split() == ["requests", "200", "200"]
     assert rows[-1].split() == ["US", "dollars", "per", "1,000", "good", "-", "-"]
@@ -61,3 +62,14 @@ def test_errors(fovea: Caller, words: tuple[object, ...], error: str) -> None:
 
 def test_the_number_of_replicas_is_needed(fovea: Caller) -> None:
     assert "how many replicas? --replicas N" in fovea("cluster", "simulate").error_line
+
+
+def test_a_trace_is_served(fovea: Caller, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    made = fovea("simulate", "--policy", "dual", "--requests", 50, "--rate", 20, "--save-trace", path)
+    assert made.code == 0
+    outcome = fovea("cluster", "simulate", "--replicas", 2, "--trace", path, "--route", "events")
+    assert outcome.out.startswith("50 requests, ")
+    assert outcome.out.splitlines()[2].split() == ["requests", "50"]
+    both = fovea("cluster", "simulate", "--replicas", 2, "--trace", path, "--rate", 3)
+    assert "either --trace or a load, not both: --rate is given too" in both.error_line

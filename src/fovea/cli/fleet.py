@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from fovea.cli import options
-from fovea.cluster.fleet.load import Load
+from fovea.cluster.fleet.load import Load, TraceLoad
 from fovea.cluster.fleet.replica import ReplicaSpec
 from fovea.cluster.fleet.report import OUTCOMES, FleetFigures
 from fovea.cluster.fleet.simulate import ROUTES, Conditions, PaperFleet, simulate_paper_fleet
 from fovea.cluster.scaling import ScaleSettings
 from fovea.core.errors import ConfigError
+from fovea.core.trace import read_trace
 from fovea.engine.config import MIB, EngineConfig
 from fovea.engine.simulate.fleet import Fleet
 from fovea.engine.simulate.run import Bounds
@@ -67,6 +68,12 @@ def add_simulate(actions: Any) -> None:
         dest="routes",
         help=f"one of {', '.join(ROUTES)}; several times for a column each (default: {', '.join(DEFAULT)})",
     )
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="requests as JSON lines instead of a load, see docs/simulator.md",
+    )
     parser.add_argument("--cost", type=Path, metavar="FILE", help="cost model of a replica")
     parser.add_argument("--model", metavar="NAME", help="a model that fovea plan knows, or a folder")
     parser.add_argument("--hardware", metavar="NAME", help="a device that fovea plan knows; beside --model")
@@ -102,13 +109,13 @@ def add_simulate(actions: Any) -> None:
 def run_simulate(args: argparse.Namespace) -> int:
     """Simulate a fleet under each policy, and print a table. Returns 0."""
     spec, price = replica_of(args)
-    load = options.flag_settings(Load, args)
+    load = load_of(args)
     fleets = {route: fleet_of(args, spec, price, route) for route in dict.fromkeys(args.routes or DEFAULT)}
     began = time.process_time()
     found = {route: simulate_paper_fleet(fleet, load) for route, fleet in fleets.items()}
     seconds = time.process_time() - began
     print(
-        f"{load.requests:,} requests, {load.shape}, {load.rate:g}/s in the mean; costs: "
+        f"{load.requests:,} requests, {load.rate:.4g}/s in the mean; costs: "
         f"{spec.cost.made_from}; simulated in {seconds:.1f} s of one core; "
         f"good: first token within {args.ttft_ms:g} ms, then {args.itl_ms:g} ms per token"
     )
@@ -116,6 +123,19 @@ def run_simulate(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"routes": {route: figures.as_dict() for route, figures in found.items()}}))
     return 0
+
+
+def load_of(args: argparse.Namespace) -> Load | TraceLoad:
+    """Return the load of the flags, or of the trace. Raises ConfigError if both are given."""
+    if args.trace is None:
+        return options.flag_settings(Load, args)
+    given = options.flag_values(Load, args)
+    if given:
+        raise ConfigError(
+            f"either --trace or a load, not both: {options.flag(next(iter(given)))} is given too",
+            param="trace",
+        )
+    return TraceLoad(read_trace(args.trace))
 
 
 def replica_of(args: argparse.Namespace) -> tuple[ReplicaSpec, float | None]:

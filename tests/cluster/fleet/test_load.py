@@ -7,8 +7,9 @@ from collections import Counter
 
 import pytest
 
-from fovea.cluster.fleet.load import Load
+from fovea.cluster.fleet.load import Conversation, Load, TraceLoad, Turn
 from fovea.core.errors import ConfigError
+from fovea.core.trace import TraceRequest
 from tests.cluster.fleet.samples import LOAD, change
 
 
@@ -64,3 +65,17 @@ def test_a_trace_has_the_same_requests() -> None:
 def test_an_unknown_shape() -> None:
     with pytest.raises(ConfigError, match="shape is 'weekly'"):
         Load(shape="weekly")
+
+
+def test_a_trace_is_a_load_of_single_questions() -> None:
+    trace = (
+        TraceRequest(0.5, 10, 3, (("a", 64), ("b", 64)), system=20),
+        TraceRequest(1.5, 11, 4, system=50),
+    )
+    load = TraceLoad(trace)
+    assert (load.requests, load.system_tokens) == (2, 20)
+    first, second = load.conversations()
+    assert first == Conversation(0.5, "request-0", "a + b", 128, (Turn(10, 3, 0.0),), 2)
+    assert second == Conversation(1.5, "request-1", "", 0, (Turn(41, 4, 0.0),), 1)
+    with pytest.raises(ConfigError, match="no request"):
+        TraceLoad(())

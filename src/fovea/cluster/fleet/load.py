@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple, Protocol
 
+from fovea.core.errors import ConfigError
 from fovea.core.settings import check_settings, setting
 from fovea.core.trace import Trace, TraceRequest, geometric
 from fovea.engine.simulate.run import Next
@@ -167,6 +168,45 @@ class Load:
                 images = ((one.image, one.visual),) if one.image else ()
                 trace.append(TraceRequest(one.at, turn.text, turn.output, images, self.system_tokens))
         return tuple(trace), following
+
+
+@dataclass(frozen=True)
+class TraceLoad:
+    """The requests of a trace: each is a conversation of one question. Raises ConfigError without requests.
+
+    seed: of the fleet's disturbances.
+    """
+
+    trace: Trace
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.trace:
+            raise ConfigError("the trace has no request; accepted: one or more", param="trace")
+
+    @property
+    def requests(self) -> int:
+        """Number of requests."""
+        return len(self.trace)
+
+    @property
+    def rate(self) -> float:
+        """Mean requests per second."""
+        return len(self.trace) / (self.trace[-1].at or 1.0)
+
+    @property
+    def system_tokens(self) -> int:
+        """The tokens that all prompts begin with: a system prompt that only some have counts as text."""
+        return min(one.system for one in self.trace)
+
+    def conversations(self) -> Iterator[Conversation]:
+        """Yield the requests. Several images of one are a single one that is encoded in parts."""
+        common = self.system_tokens
+        for number, one in enumerate(self.trace):
+            image = " + ".join(key for key, _ in one.images)
+            turn = Turn(one.text + one.system - common, one.output, 0.0)
+            visual = sum(tokens for _, tokens in one.images)
+            yield Conversation(one.at, f"request-{number}", image, visual, (turn,), max(1, len(one.images)))
 
 
 def _steady(load: Load, random: Random) -> Iterator[float]:

@@ -134,7 +134,7 @@ class _World:
     """One run."""
 
     def __init__(self, fleet: PaperFleet, load: AnyLoad) -> None:
-        self._fleet, self._load = fleet, load
+        self._fleet, self._system = fleet, load.system_tokens
         self._random = Random(f"disturbances {load.seed}")
         policy = "cache-affine" if fleet.route == "events" else fleet.route
         self._front = Front(policy, fleet.resilience)
@@ -198,7 +198,7 @@ class _World:
         request = Request(
             conversation.key,
             conversation.image,
-            self._load.system_tokens,
+            self._system,
             conversation.visual,
             history,
             question.text,
