@@ -32,6 +32,8 @@
 #             benchmarks/results/speculation.md (20 minutes); ONLY=tiny,crowd,real,large repeats some sections
 # make bench-roles  gaps of text beside images, by one server and by servers with roles, into
 #             benchmarks/results/roles.md (12 minutes); ONLY=tiny,small,fault repeats some sections
+# make bench-fleet  the figures and the chart of "A fleet on paper" in docs/cluster.md, on virtual clocks
+#             (an hour of one core); ONLY=rates,rack repeats some parts
 # make gpu    test and measure on a machine with CUDA (10 minutes); on another it prints what to run on one
 # make gpu-rehearsal  both parts of `make gpu` without a GPU, in Triton's interpreter (5 minutes)
 PYTHON ?= python3
@@ -42,7 +44,7 @@ OUT ?= out
 FUZZ_SECONDS ?= 600
 CHAOS_MINUTES ?= 20
 
-.PHONY: help demo servers test test-fresh test-all test-clients test-portable test-arm check format serve bench bench-gateway bench-relevance bench-speculation bench-transfer bench-roles attack soak chaos fuzz gpu gpu-rehearsal real wheel sdist sbom release-check test-otel clean
+.PHONY: help demo servers test test-fresh test-all test-clients test-portable test-arm check format serve bench bench-gateway bench-relevance bench-speculation bench-transfer bench-roles bench-fleet attack soak chaos fuzz gpu gpu-rehearsal real wheel sdist sbom release-check test-otel clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -144,6 +146,9 @@ bench-transfer: $(VENV)/.installed-dev
 
 bench-roles: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/roles.py $(if $(ONLY),--only $(ONLY))
+
+bench-fleet: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/fleet.py $(if $(ONLY),--only $(ONLY)) --json benchmarks/results/fleet.json --chart docs/images/fleet.png
 
 attack: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/attack/run.py $(if $(PAGE),--page $(PAGE) --before benchmarks/attack/before.json) --json $(OUT)/attack.json

@@ -126,12 +126,12 @@ class Load:
         """Yield the conversations in order of their first questions, until they have all requests."""
         times = RATES[self.shape](self, Random(f"times {self.seed}"))
         random = Random(f"asked {self.seed}")
-        popularity = list(itertools.accumulate(rank**-self.zipf for rank in range(1, self.images + 1)))
+        place_of = self._places()
         left = self.requests
         for number, at in enumerate(times):
             image, visual = "", 0
             if random.random() >= self.text:
-                place = min(bisect(popularity, random.random() * popularity[-1]), self.images - 1)
+                place = place_of(random.random())
                 image, visual = f"image-{place}", self._size(place)
             count = min(left, self._turns(random))
             turns = tuple(self._turn(random, first=not turn) for turn in range(count))
@@ -139,6 +139,13 @@ class Load:
             left -= count
             if not left:
                 return
+
+    def _places(self) -> Callable[[float], int]:
+        """Return the function from a number between 0 and 1 to an image, by popularity."""
+        if not self.zipf:
+            return lambda number: int(number * self.images)
+        popularity = list(itertools.accumulate(rank**-self.zipf for rank in range(1, self.images + 1)))
+        return lambda number: min(bisect(popularity, number * popularity[-1]), self.images - 1)
 
     def _size(self, image: int) -> int:
         """The size of an image, which follows from its number: its hash by Knuth's multiplication."""
