@@ -157,11 +157,11 @@ class Bench:
 
     def _pairs(self) -> list[tuple[str, CostModel, EngineConfig, Load]]:
         tiny = Load(
-            requests=min(1500, self._most), rate=9, images=300, zipf=1.1, think_s=2, output_tokens=64,
+            requests=min(800, self._most), rate=9, images=300, zipf=1.1, think_s=2, output_tokens=64,
             prompt_tokens=40, system_tokens=0, visual_tokens=(64, 256, 1024),
         )  # fmt: skip
         config = EngineConfig.of(kv_cache_mib=self.spec.kv_tokens * 57344 // MIB, embed_cache_mib=1024)
-        large = replace(LOAD, requests=min(1500, self._most), images=2000)
+        large = replace(LOAD, requests=min(800, self._most), images=2000)
         return [
             ("fovea-tiny on a CPU, 9/s", CostModel(), EngineConfig.of(), tiny),
             ("7B on L40S, 3/s", self.spec.cost, config, replace(large, rate=3)),
@@ -259,16 +259,12 @@ def compare(cost: CostModel, config: EngineConfig, load: Load) -> tuple[dict[str
     """Return the figures of one engine's scheduler and of one coarse replica for the same load."""
     trace, following = load.as_trace()
     began = time.process_time()
-    records = [
-        one
-        for one in simulate_fleet(trace, config, cost, Fleet(1), following=following).records
-        if one.reason == "length"
-    ]
+    played = simulate_fleet(trace, config, cost, Fleet(1), following=following)
     middle = time.process_time()
     fleet = PaperFleet(ReplicaSpec.of(config, cost), Fleet(1), "cache-affine", bounds=Bounds(1e9, 1e9))
     coarse = simulate_paper_fleet(fleet, load)
     end = time.process_time()
-    report = simulate_fleet(trace, config, cost, Fleet(1), following=following).report
+    report, records = played.report, [one for one in played.records if one.reason == "length"]
     ttft = sorted(one.tokens[0] - one.arrival for one in records)
     itl = [(one.tokens[-1] - one.tokens[0]) / (len(one.tokens) - 1) for one in records if len(one.tokens) > 1]
     until = max(one.at for number, one in enumerate(trace) if one.at and number not in _later(following))
@@ -276,7 +272,7 @@ def compare(cost: CostModel, config: EngineConfig, load: Load) -> tuple[dict[str
     real = {
         "TTFT p50, ms": 1e3 * ttft[len(ttft) // 2],
         "TTFT p99, ms": 1e3 * ttft[int(0.99 * len(ttft))],
-        "ITL mean or p50, ms": 1e3 * sorted(itl)[len(itl) // 2],
+        "ITL p50, ms": 1e3 * sorted(itl)[len(itl) // 2],
         "output tokens/s": tokens / until,
         "prefix hits, %": 100 * report.prefix_hits,
         "images encoded": report.images_encoded,
