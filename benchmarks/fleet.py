@@ -251,6 +251,10 @@ class Bench:
                 scale = ScaleSettings(replicas_min=4, replicas_max=40, target_places=places, scale_down_s=120)
                 title = f"{name}: scaled at {places:.0%} of places, {route}"
                 rows.append(run(title, self.fleet(8, route, scale=scale), load))
+        slow = self.load(216_000, 1, per_replica=30, shape="daily", day_s=7200, swing=0.7)
+        rows.append(run("slow day: 9 fixed", self.fleet(9, "cache-affine"), slow))
+        scale = ScaleSettings(replicas_min=2, replicas_max=40, scale_down_s=120)
+        rows.append(run("slow day: scaled by default", self.fleet(4, "cache-affine", scale=scale), slow))
         print(table(rows, replicas=True))
         return as_results(rows, timeline=True)
 
@@ -309,33 +313,29 @@ def draw(path: Path, results: Mapping[str, Results]) -> None:
             if name.startswith(f"{route},")
         }
         rates.plot(list(found), [one["goodput"] / SMALL for one in found.values()], marker="o", label=route)
-        moments = results["rack"][route]["timeline"]
-        rack.plot(
-            [moment["at"] for moment in moments[:-8]],
-            [moment["outcomes"]["good"] / 10 for moment in moments[:-8]],
-            label=route,
-        )
+        lost = results["rack"][route]
+        moments = [moment for moment in lost["timeline"] if moment["at"] <= lost["seconds"]]
+        at = [moment["at"] for moment in moments]
+        rack.plot(at, [moment["outcomes"]["good"] / 10 for moment in moments], label=route)
     _labels(rates, "steady load", "requests/s per replica", "good answers/s per replica")
     _labels(rack, "8 of 40 replicas lost at 250 s", "seconds", "good answers/s")
     rack.set_ylim(0)
-    routing = results["routing"]
-    places = range(len(routing))
-    hits.bar([x - 0.2 for x in places], [100 * one["encoder_hits"] for one in routing.values()], 0.4,
-             label="encoder hits")  # fmt: skip
-    hits.bar([x + 0.2 for x in places], [100 * one["prefix_hits"] for one in routing.values()], 0.4,
-             label="prefix hits")  # fmt: skip
-    hits.set_xticks(list(places), list(routing))
-    _labels(hits, f"{LARGE} replicas, 1,000,000 requests", "", "%")
+    at_six = [results["rates"][f"{route}, {PER_REPLICA:g}/s"] for route in COMPARED]
+    for offset, key in ((-0.2, "encoder_hits"), (0.2, "prefix_hits")):
+        bars = [100 * one[key] for one in at_six]
+        hits.bar([place + offset for place in range(len(bars))], bars, 0.4, label=key.replace("_", " "))
+    hits.set_xticks(range(len(COMPARED)), COMPARED)
+    _labels(hits, f"caches at {PER_REPLICA:g} requests/s per replica", "", "%")
     for name, one in results["scaling"].items():
         if name.startswith("daily: scaled") and "events" not in name:
             moments = one["timeline"]
-            day.plot([moment["at"] for moment in moments], [m["replicas"] for m in moments], label=name)
+            label = name.removeprefix("daily: ").removesuffix(", cache-affine")
+            day.plot([moment["at"] for moment in moments], [m["replicas"] for m in moments], label=label)
     some = next(iter(results["scaling"].values()))["timeline"]
     ended = [sum(moment["outcomes"].values()) / 10 / PER_REPLICA for moment in some]
     smooth = [fmean(ended[max(0, place - 6) : place + 7]) for place in range(len(ended))]
     day.plot([moment["at"] for moment in some], smooth, label=f"load / {PER_REPLICA:g}", linestyle=":")
     _labels(day, "a day pressed into 27 minutes", "seconds", "replicas that answer")
-    chart.tight_layout()
     save(chart, path)
 
 
@@ -392,7 +392,9 @@ def main() -> None:
         "--requests", type=int, default=0, help="most requests of a run (default: the page's)"
     )
     parser.add_argument(
-        "--chart", type=Path, help="draw the chart into this file; needs --json with all parts"
+        "--chart",
+        type=Path,
+        help="draw the chart into this file from --json, which must have rates, rack and scaling",
     )
     parser.add_argument("--json", type=Path, help="file of results, to which this run adds its own")
     parser.add_argument("--predict-cluster", action="store_true", help="predict the load of a cluster test")
@@ -431,6 +433,9 @@ def main() -> None:
         if args.json:
             args.json.write_text(json.dumps(results), encoding="utf-8")
     if args.chart:
+        missing = {"rates", "rack", "scaling"} - results.keys()
+        if missing:
+            parser.error(f"--chart needs these parts in --json: {', '.join(sorted(missing))}")
         draw(args.chart, results)
 
 

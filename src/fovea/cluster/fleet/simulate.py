@@ -47,7 +47,7 @@ FEWEST_ANSWERS = 20
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What happens to a fleet. Raises ConfigError for a value out of range."""
+    """Losses of machines, cold starts, and the period of the scaler. Raises ConfigError for wrong values."""
 
     preempted: float = setting(
         0.0, "Share of the replicas that are taken back per hour, as spot machines are.", low=0, high=1000
@@ -79,7 +79,7 @@ class PaperFleet:
     spec: abilities of a replica.
     size: replicas at the beginning, encoders, and hand-overs.
     route: one of ROUTES.
-    conditions: what happens to it. scale: bounds and targets of autoscaling; None: the size stays.
+    conditions: losses and cold starts. scale: bounds and targets of autoscaling; None: the size stays.
     bounds: of a good answer. price_per_h: US dollars of one replica and hour; None: not known.
     interval_s: length of an interval of the timeline.
     """
