@@ -11,6 +11,9 @@ Line n of OUT answers line n of IN: {"line", "id", "text", "finish_reason",
 "finish_reasons". A second run asks again what failed, and continues after the
 last whole line of OUT.
 
+With --cluster, a Ray cluster answers, IN and OUT may be in an object store, and
+OUT is a folder of files of answers.
+
 Exit codes: 0 every line is answered, 1 some are errors, 2 the command line or a
 file is wrong, 130 interrupted.
 """
@@ -29,6 +32,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fovea.api.questions import IMAGES, LineRunner, write_body
+from fovea.cli.batch_cluster import add_cluster_options, check_without, run_cluster
 from fovea.cli.common import (
     SINGLE_USER,
     add_engine_options,
@@ -43,6 +47,8 @@ from fovea.cli.common import (
 )
 from fovea.core.errors import InvalidRequest
 from fovea.core.json_text import is_blank, parse_object
+
+IN_FLIGHT = 16
 
 
 def read_questions(path: Path) -> list[bytes]:
@@ -179,41 +185,51 @@ def register(commands: Any) -> None:
     parser = commands.add_parser("batch", description=__doc__, usage="fovea batch [OPTIONS] IN OUT.jsonl")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
-        "input", type=Path, metavar="IN", help="questions, one JSON object per line; or a folder of images"
+        "input", metavar="IN", help="questions, one JSON object per line; or a folder of images"
     )
-    parser.add_argument(
-        "output", type=Path, metavar="OUT.jsonl", help="answers; the file is created, or continued"
-    )
+    parser.add_argument("output", metavar="OUT.jsonl", help="answers; the file is created, or continued")
     parser.add_argument(
         "--prompt", metavar="TEXT", help="the question for each image of a folder, and for lines without one"
     )
     parser.add_argument(
-        "--concurrency", type=count, default=16, metavar="N", help="questions in flight (default: 16)"
+        "--concurrency",
+        type=count,
+        metavar="N",
+        help="questions in flight (default: 16; with --cluster, 64 of each worker)",
     )
+    add_cluster_options(parser)
     add_sampling_options(parser)
     add_engine_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    file, params = config_file(args), sampling_values(args)
-    if args.prompt is None and args.input.is_dir():
-        raise InvalidRequest(f"{args.input} is a folder: --prompt has to say what is asked", param="prompt")
+    if args.cluster is not None:
+        return run_cluster(args)
+    check_without(args)
+    file, params, source, output = (
+        config_file(args),
+        sampling_values(args),
+        Path(args.input),
+        Path(args.output),
+    )
+    if args.prompt is None and source.is_dir():
+        raise InvalidRequest(f"{source} is a folder: --prompt has to say what is asked", param="prompt")
     prompt = None if args.prompt is None else utf8(args.prompt)
-    lines = read_questions(args.input)
-    check_output(args.input, args.output)
-    progress = resume_at(args.output, lines)
+    lines = read_questions(source)
+    check_output(source, output)
+    progress = resume_at(output, lines)
     _report(progress, len(lines))
     failed = len(progress.failed)
     if progress.failed or progress.done < len(lines):
         with load_engine(args, file, **SINGLE_USER) as engine:
-            folder = args.input if args.input.is_dir() else args.input.parent
+            folder = source if source.is_dir() else source.parent
             runner = LineRunner(engine, lambda name: folder / name, params, pixel_budget(args), prompt)
-            work = _answer_all(runner, args.output, lines, progress, args.concurrency)
+            work = _answer_all(runner, output, lines, progress, args.concurrency or IN_FLIGHT)
             failed = asyncio.run(run_and_close(engine, work))
     if failed:
         print(
-            f"fovea: {failed} of {len(lines)} lines could not be answered; see their error in {args.output}",
+            f"fovea: {failed} of {len(lines)} lines could not be answered; see their error in {output}",
             file=sys.stderr,
         )
     return 1 if failed else 0
