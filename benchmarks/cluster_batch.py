@@ -5,8 +5,8 @@
 
 The folder has hard links to 1,000 distinct PNG files of 32 x 32 pixels. The engine is a stub that answers at
 once (benchmarks/gateway/backend.py), or `fovea serve --simulate`, whose scheduler is the real one. The run is
-checked: each image must have exactly one line. Needs the extra `cluster`. Prints a table, and JSON as its last
-line.
+checked: each image must have exactly one line. Needs the extra `cluster`. Prints a table, and JSON as its
+last line.
 """
 
 from __future__ import annotations
@@ -139,7 +139,11 @@ def run(words: Sequence[str], out: Path, images: int, block: int) -> list[Row]:
         done = min(block * count_parts(out), images)
         if done and not begin:
             begin, first = time.monotonic(), done  # Ray has started, and the images are listed
-        elif done > first and len(rows) < len(SHARES) and done >= SHARES[len(rows)] * images:
+        elif (
+            done > (rows[-1].images if rows else first)
+            and len(rows) < len(SHARES)
+            and done >= SHARES[len(rows)] * images
+        ):
             rows.append(measure(process.pid, done, first, time.monotonic() - begin))
             print(row_text(rows[-1], images), flush=True)
         time.sleep(POLL_S)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import threading
 import uuid
 import warnings
@@ -47,6 +48,7 @@ BLOCKS_AT_ONCE = 2
 """Blocks that an actor answers at the same time: the end of one would leave the engine without work."""
 QUEUED = 4
 """Blocks that an actor has, those that wait included."""
+CONNECT_S = 10.0
 RETRIES = 4
 """How often a block is given to an actor again because the actor died."""
 
@@ -81,6 +83,7 @@ def connected(address: str) -> Iterator[None]:
             "machine of the cluster (`ray job submit` starts a command there)",
             param="cluster",
         )
+    _check_listening(address)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Below it, Ray logs on stderr that a lost driver's actors could not be started again. They end with it.
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
@@ -96,6 +99,19 @@ def connected(address: str) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _check_listening(address: str) -> None:
+    """Refuse HOST:PORT where nothing listens; Ray would try for minutes. Raises ConfigError."""
+    host, _, port = address.rpartition(":")
+    if not host:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise ConfigError(
+            f"no Ray at {address}: {error}; accepted: local, auto or HOST:PORT", param="cluster"
+        ) from error
 
 
 def nodes() -> list[Mapping[str, float]]:
