@@ -58,7 +58,7 @@ OpenRunner = Callable[[Callable[[str], bytes]], Awaitable[Runner]]
 
 @dataclass(frozen=True)
 class BatchTask:
-    """What a worker needs to know. It travels to workers.
+    """The work of all workers of a run. It travels to them.
 
     out: folder of the job. job_id: its id.
     images: folder to which names of images are relative.

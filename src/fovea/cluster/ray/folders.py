@@ -165,4 +165,6 @@ class ImageReader:
         else:
             system = self._others.get((parts.scheme, parts.netloc)) or _connect(address)[0]
             self._others[parts.scheme, parts.netloc] = system
-        return ArrowFolder(address, system=system, path=f"{parts.netloc}{parts.path}").read("")
+        return ArrowFolder(
+            address, system=system, path=f"{parts.netloc.rpartition('@')[2]}{parts.path}"
+        ).read("")
