@@ -22,7 +22,9 @@ from typing import Any
 
 import pytest
 
-from fovea.cluster.batch import part_name
+from fovea.cluster.batch import create_job, part_name
+from fovea.cluster.folders import LocalFolder
+from fovea.core.errors import ConfigError, InvalidImage
 from tests.support.servers import free_port
 
 pytest.importorskip("ray")
@@ -344,3 +346,71 @@ def test_a_worker_with_its_own_engine_answers_as_the_command_alone(cluster: str,
     assert {line["id"]: line["text"] for line in alone} == {
         name: line["text"] for name, line in found.items()
     }
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_folders_of_other_file_systems(kind: str, tmp_path: Path) -> None:
+    """memory: is known to fsspec alone; file: is pyarrow's own."""
+    from fovea.cluster.ray.folders import ArrowFolder, ImageReader, find_inputs, open_folder
+
+    address = f"memory://{tmp_path.name}" if kind == "memory" else f"file://{tmp_path}/folder"
+    folder = open_folder(address)
+    assert isinstance(folder, ArrowFolder)
+    with folder.create("list") as file:
+        file.write(b"one")
+        file.write(b"two")
+    assert (folder.read("list"), folder.read("list", 2, 3)) == (b"onetwo", b"etw")
+    folder.write("list", b"new")
+    assert folder.read("list") == b"new"
+    assert folder.names() == {"list"}, "no unfinished file is left"
+    folder.system.create_dir(folder._path + "/deep/er")
+    for name in ("a.png", "deep/er/b.JPG", ".hidden.png", "text.txt"):
+        folder.write(name, b"image")
+    assert sorted(folder.walk([".png", ".jpg"])) == ["a.png", "deep/er/b.JPG"]
+    with pytest.raises(FileNotFoundError):
+        folder.read("missing")
+    assert find_inputs(address) == (address, None)
+    assert find_inputs(f"{address}/text.txt") == (address, "text.txt")
+    reader = ImageReader(address)
+    assert reader.read("deep/er/b.JPG") == reader.read(f"{address}/a.png") == b"image"
+    with pytest.raises(InvalidImage, match=r"missing\.png cannot be read"):
+        reader.read("missing.png")
+    with pytest.raises(ConfigError, match="there is no such file or folder"):
+        find_inputs(f"{address}/missing")
+
+
+def test_an_unknown_address_is_an_error() -> None:
+    from fovea.cluster.ray.folders import open_folder
+
+    with pytest.raises(ConfigError, match="foo://bar cannot be opened: .*accepted: a path, or an address"):
+        open_folder("foo://bar")
+
+
+def test_a_node_that_sees_another_folder_ends_the_run(tmp_path: Path) -> None:
+    """Each node may have its own /data; then answers would be scattered."""
+    from fovea.cluster.ray.batch import BatchTask, BlockWorker
+
+    async def no_runner(images: Any) -> Any:
+        raise AssertionError("no runner is made")
+
+    create_job(LocalFolder(tmp_path), [b"{}"], str(tmp_path), {}, 1, "this")
+    for out, name in ((tmp_path, "other"), (tmp_path / "missing", "this")):
+        worker = BlockWorker(BatchTask(str(out), name, str(tmp_path), no_runner))
+        row = worker({"block": [0]})
+        assert (row["block"], row["lines"]) == ([0], [0])
+        assert (
+            f"does not see the folder {out}; accepted: a folder that every node mounts" in row["stopped"][0]
+        )
+
+
+def test_ctrl_c(batch: Any, engine: Engine, tmp_path: Path) -> None:
+    write_images(tmp_path / "in", 160)
+    engine.delay_s = 0.1
+    process = batch()
+    until(lambda: parts(tmp_path / "out") >= 2)
+    process.send_signal(signal.SIGINT)
+    assert finish(process) == (130, "fovea: interrupted")
+    until(lambda: not workers())
+    engine.delay_s = 0.0
+    assert finish(batch())[0] == 0
+    answers(tmp_path / "out", 160)
