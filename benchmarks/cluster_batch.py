@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from PIL import Image
@@ -135,17 +135,20 @@ def run(words: Sequence[str], out: Path, images: int, block: int) -> list[Row]:
     rows: list[Row] = []
     begin = first = 0.0
     process = subprocess.Popen([sys.executable, "-m", "fovea.cli.main", "batch", *words])
+    latest: Row | None = None
     while process.poll() is None:
         done = min(block * count_parts(out), images)
         if done and not begin:
             begin, first = time.monotonic(), done  # Ray has started, and the images are listed
-        elif (
-            done > (rows[-1].images if rows else first)
-            and len(rows) < len(SHARES)
-            and done >= SHARES[len(rows)] * images
-        ):
-            rows.append(measure(process.pid, done, first, time.monotonic() - begin))
-            print(row_text(rows[-1], images), flush=True)
+        due = len(rows) < len(SHARES) and done >= SHARES[len(rows)] * images
+        if done > (rows[-1].images if rows else first) and (due or done > 0.95 * images):
+            row = measure(process.pid, done, first, time.monotonic() - begin)
+            if not row.worker and latest:  # the workers have ended already
+                row = replace(latest, images=row.images, per_s=row.per_s)
+            latest = row
+            if due:
+                rows.append(row)
+                print(row_text(row, images), flush=True)
         time.sleep(POLL_S)
     if process.returncode or not rows:
         raise SystemExit(f"the command ended with {process.returncode}")

@@ -414,3 +414,22 @@ def test_ctrl_c(batch: Any, engine: Engine, tmp_path: Path) -> None:
     engine.delay_s = 0.0
     assert finish(batch())[0] == 0
     answers(tmp_path / "out", 160)
+
+
+def test_benchmark() -> None:
+    """benchmarks/cluster_batch.py checks its run, and prints what docs/batch.md shows."""
+    root = Path(__file__).parents[2]
+    command = [
+        sys.executable,
+        str(root / "benchmarks" / "cluster_batch.py"),
+        "--images",
+        "3000",
+        "--block",
+        "32",
+    ]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=WAIT_S, check=True)
+    table, last = done.stdout.splitlines()[2:-1], json.loads(done.stdout.splitlines()[-1])
+    assert last["images"] == 3000
+    assert len(table) == len(last["rows"]) >= 1
+    assert last["rows"][-1]["images"] == 3000
+    assert all(row["driver"] > 0 and row["whole"] > 0 for row in last["rows"])

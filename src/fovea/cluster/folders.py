@@ -21,7 +21,7 @@ class LocalFolder:
         self._path = path
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        # Not by pathlib: it interns each part of a name, and Python's table of them grew by 25 bytes per image.
+        # Not by pathlib, which interns each part of a name: memory grew by 25 bytes per image.
         with open(os.path.join(self._path, name), "rb") as file:
             if start:
                 file.seek(start)

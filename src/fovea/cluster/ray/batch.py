@@ -126,7 +126,7 @@ def list_inputs(out: str, source: str, settings: Mapping[str, Any], block_lines:
     Raises InvalidRequest if there is no input, and ConfigError if a folder cannot be used.
     """
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    lister = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=here)(_list_inputs)
+    lister = ray.remote(num_cpus=0, max_calls=1, max_retries=0, scheduling_strategy=here)(_list_inputs)
     try:
         job: Job = ray.get(lister.remote(out, source, settings, block_lines))
     except RayTaskError as error:
