@@ -102,8 +102,8 @@ def engine() -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
-    """Two nodes of Ray with two processors each, and keys for an object store. Yields their address."""
+def nodes() -> Iterator[Any]:
+    """Two nodes of Ray with two processors each, and keys for an object store."""
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
@@ -111,8 +111,14 @@ def cluster() -> Iterator[str]:
         patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
         nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
         nodes.add_node(num_cpus=2)
-        yield nodes.address
+        yield nodes
         nodes.shutdown()
+
+
+@pytest.fixture(scope="module")
+def cluster(nodes: Any) -> str:
+    """The address of the nodes."""
+    return str(nodes.address)
 
 
 @pytest.fixture
@@ -195,6 +201,21 @@ def test_killed_workers(batch: Any, engine: Engine, tmp_path: Path) -> None:
     assert {line["text"] for line in found.values()} == {f"text {number}" for number in range(240)}
     assert 240 <= engine.asked.total() <= 240 + 3 * 2 * 8, "a killed worker repeats two blocks at most"
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["answered"] == 240
+
+
+def test_lost_node(batch: Any, nodes: Any, engine: Engine, tmp_path: Path) -> None:
+    """A node disappears with its worker; the blocks of that worker go to others."""
+    write_images(tmp_path / "in", 200)
+    engine.delay_s = 0.1
+    third = nodes.add_node(num_cpus=2)
+    process = batch("--workers", 5)
+    try:
+        until(lambda: parts(tmp_path / "out") >= 3 and len(workers()) == 5)
+    finally:
+        nodes.remove_node(third, allow_graceful=False)
+    assert finish(process) == (0, "")
+    found = answers(tmp_path / "out", 200)
+    assert {line["text"] for line in found.values()} == {f"text {number}" for number in range(200)}
 
 
 def test_killed_command(batch: Any, engine: Engine, tmp_path: Path) -> None:
