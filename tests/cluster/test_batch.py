@@ -105,9 +105,6 @@ class Answers:
         head = {"line": number, "id": json.loads(line)["id"]}
         return {**head, "error": {}} if next(self._fails, False) else {**head, "text": "yes"}
 
-    async def close(self) -> None:
-        pass
-
 
 def inputs(count: int) -> list[bytes]:
     return [json.dumps({"id": f"{number}.png", "image": f"{number}.png"}).encode() for number in range(count)]

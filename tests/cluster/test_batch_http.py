@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from fovea.api.questions import Stopped
-from fovea.cluster.batch_http import ATTEMPTS, HttpOptions, HttpRunner, Reply, Unreachable, http_params
+from fovea.cluster.batch_http import (
+    ATTEMPTS,
+    HttpClient,
+    HttpOptions,
+    HttpRunner,
+    Reply,
+    Unreachable,
+    http_params,
+)
 from fovea.core.constraints import AnswerFormat
 from fovea.core.errors import InvalidImage, InvalidRequest
 from fovea.core.media import PixelBudget
+from tests.support.servers import forked, free_port
 
 IMAGES = {"a.png": b"pixels of a", "b.jpg": b"pixels of b"}
 USAGE = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
@@ -213,3 +225,30 @@ def test_forms_of_an_answer_over_http(make: Callable[[], AnswerFormat], fields: 
 def test_wrong_parameters_are_an_error_before_anything_is_sent() -> None:
     with pytest.raises(InvalidRequest, match="temperature"):
         http_params({"temperature": 7.0}, PixelBudget())
+
+
+async def test_a_real_server_over_real_connections(tmp_path: Path) -> None:
+    """All fields that flags can set are fields of the server; a bad image is a line; then the server ends."""
+    data = io.BytesIO()
+    Image.new("RGB", (32, 32)).save(data, "png")
+    images = {"good.png": data.getvalue(), "bad.png": b"no image"}
+    sampling = {"max_tokens": 2, "temperature": 0.0, "top_p": 0.5, "seed": 3}
+    port = free_port()
+    options = HttpOptions(
+        f"http://127.0.0.1:{port}/v1/",
+        params=http_params(sampling, PixelBudget(max_pixels=1024)),
+        detail="low",
+        prompt="what?",
+        patience_s=0.0,
+    )
+    client = HttpClient(options)
+    runner = HttpRunner(options, images.__getitem__, client.send)
+    with forked(["serve", "--simulate", "--port", str(port)], port, tmp_path / "log"):
+        good = await runner.answer(1, b'{"image": "good.png"}')
+        assert (good["finish_reason"], good["usage"]["completion_tokens"]) == ("length", 2)
+        assert good["usage"]["prompt_tokens_details"]["image_tokens"] > 0
+        bad = await runner.answer(2, b'{"image": "bad.png", "id": "x"}')
+        assert (bad["id"], bad["error"]["code"]) == ("x", "unsupported_image_type")
+    with pytest.raises(Stopped, match="has answered no request"):
+        await runner.answer(3, b'{"image": "good.png"}')
+    await client.close()

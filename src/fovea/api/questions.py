@@ -179,10 +179,6 @@ class LineRunner:
         """Return the answer to a line, or its error."""
         return await answer_line(number, line, self._prompt, self._ask)
 
-    async def close(self) -> None:
-        """Close the engine."""
-        await self._engine.close()
-
     async def _ask(self, value: dict[str, Any]) -> dict[str, Any]:
         request = await asyncio.to_thread(self._request, value)
         answer = AnswerBuilder(request.sampling.n)

@@ -99,9 +99,6 @@ class Bounded:
         async with self._places:
             return await self._runner.answer(number, line)
 
-    async def close(self) -> None:
-        await self._runner.close()
-
 
 def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""

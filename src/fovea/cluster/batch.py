@@ -76,8 +76,6 @@ class Runner(Protocol):
         """Return the body of the answer, or of the line's error. Raises Stopped if the run cannot go on."""
         ...
 
-    async def close(self) -> None: ...
-
 
 @dataclass(frozen=True, slots=True)
 class Job:

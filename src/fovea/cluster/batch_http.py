@@ -134,9 +134,6 @@ class HttpRunner:
         async with self._places:
             return await answer_line(number, line, self._options.prompt, self._ask)
 
-    async def close(self) -> None:
-        self._threads.shutdown(wait=False)
-
     async def _ask(self, value: dict[str, Any]) -> dict[str, Any]:
         model = await self._find_model()
         loop = asyncio.get_running_loop()
