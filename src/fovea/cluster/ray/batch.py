@@ -156,9 +156,9 @@ def ask_blocks(blocks: Sequence[int], task: BatchTask, workers: Workers) -> Iter
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     context.max_errored_blocks = -1
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    _keep_off_the_terminal()
     pool = ray.data.ActorPoolStrategy(
-        size=workers.number,
+        size=min(workers.number, len(blocks)),
         max_tasks_in_flight_per_actor=QUEUED,
         max_concurrent_calls_per_actor=BLOCKS_AT_ONCE,
         enable_true_multi_threading=True,
@@ -184,6 +184,15 @@ def ask_blocks(blocks: Sequence[int], task: BatchTask, workers: Workers) -> Iter
             yield BlockResult(int(row["block"]), int(row["lines"]), int(row["failed"]))
     except RayError as error:
         raise ConfigError(f"Ray failed: {' '.join(str(error).split())[:500]}") from error
+
+
+def _keep_off_the_terminal() -> None:
+    """Leave Ray Data's log to the files of the session: it prints stack traces of deaths that are handled."""
+    log = logging.getLogger("ray.data")
+    log.propagate = False
+    for handler in log.handlers:
+        if isinstance(handler, logging.StreamHandler):
+            handler.setLevel(logging.CRITICAL)
 
 
 class BlockWorker:
