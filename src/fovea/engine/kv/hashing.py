@@ -41,6 +41,16 @@ def block_hash(parent: bytes, tokens: Seq[int], start: int, spans: Seq[ImageSpan
     return digest.digest()
 
 
+def mm_hash(key: str) -> str:
+    """The public name of an image span: 64 hexadecimal digits, the SHA-256 of the span's key.
+
+    Renders and KV events name images by it, so that a router can tell which engine has an image's blocks. A
+    key contains the image's identity, the plan and the salt; its hash says nothing about them to a reader who
+    does not know them already.
+    """
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
 class PrefixNames:
     """Calculates names, see `hashing`. The names of whole blocks are kept in `Sequence.block_hashes`.
 
