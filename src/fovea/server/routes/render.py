@@ -12,7 +12,7 @@ from fovea.api.render import render_body
 from fovea.api.schema import ChatRequest, CompletionRequest
 from fovea.core.types import GenerationRequest, Rendered
 from fovea.server.media import image_paths
-from fovea.server.request import Request
+from fovea.server.request import Deadline, Request
 from fovea.server.routes.chat import chat_params, generation_request
 from fovea.server.routes.completions import generation_requests
 from fovea.server.routes.messages import conversation_of
@@ -63,4 +63,4 @@ async def _render(request: Request, body: ChatRequest, model: str) -> Response:
 
 async def _rendered(request: Request, asked: GenerationRequest) -> Rendered:
     work = request.state.engine.render(asked)
-    return await request.deadline(asked.timeout).limit(work, "its prompt was rendered")
+    return await Deadline(asked.timeout).limit(work, "its prompt was rendered")
