@@ -34,13 +34,13 @@ PATH = "/v1/chat/completions/render"
 SIZE = 1280, 720
 FILE_BYTES = 150_000
 PICTURES = 4
-VARIANTS = 16
+VARIANTS = 6
 """Requests that are prepared before the measurement and sent in turns, so that the client costs little."""
 QUESTION = "What is different between these pictures, and what do they have in common? Number {number}."
 
 
 def picture(kind: str, seed: int) -> bytes:
-    """Return a file of FILE_BYTES: a picture whose quality, or number of colours, comes closest from below.
+    """Return a file of FILE_BYTES: a picture whose quality, or number of greys, comes closest from below.
 
     The rest is filled with a comment, which decoders ignore.
     """
@@ -48,10 +48,13 @@ def picture(kind: str, seed: int) -> bytes:
     rough = noise.integers(0, 256, (SIZE[1] // 8, SIZE[0] // 8, 3), dtype=np.uint8)
     image = Image.fromarray(rough).resize(SIZE, Image.Resampling.BICUBIC)
     if kind == "jpeg":
-        files = [saved(image, "JPEG", quality=quality) for quality in range(95, 5, -5)]
+        files = [saved(image, "JPEG", quality=quality) for quality in (90, 75, 60, 40, 20, 5)]
         file = next(file for file in files if len(file) <= FILE_BYTES - 64)
         return comment_in_jpeg(file, FILE_BYTES - len(file), seed)
-    files = [saved(image.quantize(colours), "PNG") for colours in (64, 32, 16, 8, 4, 2)]
+    files = [
+        saved(image.convert("L").point(lambda grey, step=step: grey // step * step), "PNG")
+        for step in (8, 16, 32, 64, 128)
+    ]
     file = next(file for file in files if len(file) <= FILE_BYTES - 64)
     return comment_in_png(file, FILE_BYTES - len(file), seed)
 
@@ -152,9 +155,11 @@ def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> N
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the processor time of a process so far."""
+    """Return the processor time of a process and of all that it has started and that still run, so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    children = " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")).split()
+    own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return own + sum(cpu_seconds(int(child)) for child in children)
 
 
 def main() -> None:

@@ -98,6 +98,8 @@ def test_each_text_prompt_is_an_entry_of_a_list(server: Server) -> None:
     assert {entry["request_id"][:5] for entry in found} == {"cmpl-"}
     assert [set(entry) for entry in found] == [SHAPE] * 2
     assert [entry["token_ids"] for entry in render(server, {"prompt": [8, 9]}, TEXT)] == [[8, 9]]
+    refused = server.post(f"{TEXT}/render", {"prompt": ["a"] * 1025})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
 
 
 def test_a_conversation_in_anthropics_form_is_the_same_prompt(server: Server) -> None:

@@ -10,6 +10,7 @@ from fovea.api.convert import wire_names
 from fovea.api.messages_request import MessagesRequest, messages_names
 from fovea.api.render import render_body
 from fovea.api.schema import ChatRequest, CompletionRequest
+from fovea.core.errors import InvalidRequest
 from fovea.core.types import GenerationRequest, Rendered
 from fovea.server.media import image_paths
 from fovea.server.request import Deadline, Request
@@ -19,6 +20,8 @@ from fovea.server.routes.messages import conversation_of
 from fovea.server.routing import Response, Routes
 
 routes = Routes()
+MOST_PROMPTS = 1024
+"""Most prompts of one request, which are rendered one after the other."""
 
 
 @routes.post("/v1/chat/completions/render", bodies=(ChatRequest,))
@@ -41,9 +44,14 @@ async def render_completions(request: Request, body: CompletionRequest) -> Respo
     """Return each prompt as token ids, in a list, for routers."""
     model = request.state.check_model(body.model)
     with wire_names(body), request.state.renders.place(request.caller.owner):
+        asked = generation_requests(request, body)
+        if len(asked) > MOST_PROMPTS:
+            raise InvalidRequest(
+                f"{len(asked)} prompts; accepted: at most {MOST_PROMPTS} in a render", param="prompt"
+            )
+        deadline = Deadline(asked[0].timeout)
         bodies = [
-            render_body("cmpl", body, model, one, await _rendered(request, one))
-            for one in generation_requests(request, body)
+            render_body("cmpl", body, model, one, await _rendered(request, one, deadline)) for one in asked
         ]
     return Response(f"[{','.join(bodies)}]".encode())
 
@@ -57,10 +65,10 @@ async def _render(request: Request, body: ChatRequest, model: str) -> Response:
     ):
         params, _ = chat_params(request, body)
         asked = await generation_request(request, body, params, headers_only=True)
-        text = render_body("chatcmpl", body, model, asked, await _rendered(request, asked))
+        rendered = await _rendered(request, asked, Deadline(asked.timeout))
+        text = render_body("chatcmpl", body, model, asked, rendered)
     return Response(text.encode())
 
 
-async def _rendered(request: Request, asked: GenerationRequest) -> Rendered:
-    work = request.state.engine.render(asked)
-    return await Deadline(asked.timeout).limit(work, "its prompt was rendered")
+async def _rendered(request: Request, asked: GenerationRequest, deadline: Deadline) -> Rendered:
+    return await deadline.limit(request.state.engine.render(asked), "its prompt was rendered")
