@@ -1,11 +1,12 @@
 """Measure how many renders per second one processor core answers, over a real socket.
 
-    python benchmarks/render.py [--format jpeg] [--seconds 10] [--clients 4] [--engine model]
+    python benchmarks/render.py [--format jpeg] [--seconds 10] [--clients 4] [--engine model] [--beside]
 
 A server process runs on one core with everything that it starts. This process, on another core, sends it
 requests with four different pictures of 1280x720 pixels, 150 KB each, as data: URLs. No two requests have the
 same pictures, as far as the server can tell: the text and a few bytes of each file differ. Every answer is
-checked. The last line is JSON.
+checked. With --beside, an answer is streamed meanwhile, and the gaps between its tokens are compared with
+those of an answer alone. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -141,6 +142,50 @@ async def ask(url: str, bodies: list[bytes], clients: int, seconds: float) -> tu
     return len(times), time.perf_counter() - started, times
 
 
+async def gaps(url: str, end: asyncio.Event | None, seconds: float) -> list[float]:
+    """Stream answers, and return the seconds between their events, ascending.
+
+    end: ends it; None: it ends after `seconds`.
+    """
+    body = {
+        "messages": [{"role": "user", "content": "Describe a picture."}], "stream": True, "max_tokens": 500,
+        "ignore_eos": True,
+    }  # fmt: skip
+    found: list[float] = []
+    started = time.perf_counter()
+    async with httpx.AsyncClient(timeout=60) as client:
+        while not (end.is_set() if end else time.perf_counter() > started + seconds):
+            async with client.stream("POST", f"{url}/v1/chat/completions", json=body) as answer:
+                last = None
+                async for line in answer.aiter_lines():
+                    if not line.startswith("data: {"):
+                        continue
+                    now = time.perf_counter()
+                    if last is not None:
+                        found.append(now - last)
+                    last = now
+                    if end.is_set() if end else now > started + seconds:
+                        break
+    return sorted(found)
+
+
+async def ask_beside(
+    url: str, bodies: list[bytes], clients: int, seconds: float
+) -> tuple[tuple[int, float, list[float]], dict[str, float]]:
+    """Return what `ask` returns, and the gaps of an answer alone and beside the renders, in milliseconds."""
+    alone = await gaps(url, None, seconds)
+    end = asyncio.Event()
+    streaming = asyncio.create_task(gaps(url, end, seconds))
+    result = await ask(url, bodies, clients, seconds)
+    end.set()
+    beside = await streaming
+    figures: dict[str, float] = {}
+    for where, times in (("alone", alone), ("beside", beside)):
+        figures[f"gap_mean_{where}_ms"] = round(1000 * sum(times) / len(times), 2)
+        figures[f"gap_p99_{where}_ms"] = round(1000 * times[len(times) * 99 // 100], 1)
+    return result, figures
+
+
 def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
@@ -173,6 +218,7 @@ def main() -> None:
         default="model",
         help="fovea-tiny in the server's process or in one of its own, or a simulation",
     )
+    parser.add_argument("--beside", action="store_true", help="stream an answer meanwhile")
     args = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[-1]})
@@ -186,7 +232,13 @@ def main() -> None:
         tokens = len(first.raise_for_status().json()["token_ids"])
         asyncio.run(ask(url, bodies, args.clients, 1.0))
         before = cpu_seconds(process.pid)
-        count, seconds, times = asyncio.run(ask(url, bodies, args.clients, args.seconds))
+        figures: dict[str, float] = {}
+        if args.beside:
+            (count, seconds, times), figures = asyncio.run(
+                ask_beside(url, bodies, args.clients, args.seconds)
+            )
+        else:
+            count, seconds, times = asyncio.run(ask(url, bodies, args.clients, args.seconds))
         cpu = cpu_seconds(process.pid) - before
     finally:
         process.terminate()
@@ -200,9 +252,10 @@ def main() -> None:
         "body_kib": round(len(bodies[0]) / 1024),
         "tokens": tokens,
         "renders_per_s": round(count / seconds, 1),
-        "server_cpu_ms": round(1000 * cpu / count, 2),
+        "server_cpu_ms": 0.0 if args.beside else round(1000 * cpu / count, 2),
         "p50_ms": round(1000 * times[len(times) // 2], 1),
         "p99_ms": round(1000 * times[len(times) * 99 // 100], 1),
+        **figures,
     }
     sys.stdout.write(
         f"{result['renders_per_s']} renders/s on one core, {result['server_cpu_ms']} ms of processor time "

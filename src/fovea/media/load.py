@@ -114,6 +114,8 @@ class MediaLoader:
         self._video_executor = ThreadPoolExecutor(max(1, limits.video_workers), "fovea-videos")
         self._image_cache = image_cache or DecodedImageCache()
         self._decoder = decoder or LocalDecoder(limits)
+        # One thread, so that images of requests for answers do not wait for a flood of renders.
+        self._header_executor = ThreadPoolExecutor(1, "fovea-headers")
         # One thread, so that at most one image is in memory, and none waits with the headers of others.
         self._decode_executor = ThreadPoolExecutor(1, "fovea-decode")
         self.budget = MediaBudget(limits.max_media_mib * MIB)
@@ -156,7 +158,8 @@ class MediaLoader:
             loaded = await _gather([self._describe(sources[index], scope) for index in remote], names)
             images |= zip(remote, loaded, strict=True)
         if len(remote) < len(sources):
-            images |= await self._in_thread(self._describe_local, sources, params)
+            loop = asyncio.get_running_loop()
+            images |= await loop.run_in_executor(self._header_executor, self._describe_local, sources, params)
         for url in urls:
             if isinstance(url, Payload):
                 url.drop()
@@ -305,6 +308,7 @@ class MediaLoader:
         if self._owns_decoder:
             self._decoder.close()
         self._video_executor.shutdown(wait=False, cancel_futures=True)
+        self._header_executor.shutdown(wait=False, cancel_futures=True)
         self._decode_executor.shutdown(wait=False, cancel_futures=True)
         if self._owns_executor:
             self._executor.shutdown(wait=False, cancel_futures=True)
