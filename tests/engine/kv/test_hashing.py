@@ -57,6 +57,7 @@ def test_the_public_name_of_an_image_is_a_hash_of_its_key() -> None:
     name = mm_hash("secret-salt\x00cat\x00560x420")
     assert name != mm_hash("other-salt\x00cat\x00560x420")
     assert len(name) == 64
+    assert name.endswith(48 * "0")
     assert set(name) <= set("0123456789abcdef")
 
 

@@ -42,13 +42,15 @@ def block_hash(parent: bytes, tokens: Seq[int], start: int, spans: Seq[ImageSpan
 
 
 def mm_hash(key: str) -> str:
-    """The public name of an image span: 64 hexadecimal digits, the SHA-256 of the span's key.
+    """The public name of an image span: 16 hexadecimal digits of the SHA-256 of the span's key, and 48 zeros.
 
     Renders and KV events name images by it, so that a router can tell which engine has an image's blocks. A
     key contains the image's identity, the plan and the salt; its hash says nothing about them to a reader who
-    does not know them already.
+    does not know them already. It is in the form in which Dynamo's routers know images (other names they
+    take for text, so that all images of a size are alike to them); for other routers any text will do. It is
+    no key of a cache: if two images had one name, a request might be sent to the wrong engine, no more.
     """
-    return hashlib.sha256(key.encode()).hexdigest()
+    return hashlib.sha256(key.encode()).hexdigest()[:16].ljust(64, "0")
 
 
 class PrefixNames:
