@@ -38,7 +38,7 @@ def test_net_changes_describe_the_cache_and_are_never_more_than_its_entries(
     for number, (what, key) in enumerate(operations):
         if what == "store" and key not in cache:
             cache[key] = number
-            changes.store(key, number)
+            changes.store([(key, number)])
         elif what == "remove" and key in cache:
             del cache[key]
             changes.remove(key)
@@ -58,34 +58,34 @@ def test_net_changes_describe_the_cache_and_are_never_more_than_its_entries(
 
 def test_what_comes_and_goes_between_two_looks_is_not_told() -> None:
     changes: Changes[str, int] = Changes()
-    changes.store("passing", 1)
+    changes.store([("passing", 1)])
     changes.remove("passing")
     assert changes.take() == Net(False, {}, [])
-    changes.store("lasting", 2)
+    changes.store([("lasting", 2)])
     changes.take()
     changes.remove("lasting")
-    changes.store("lasting", 2)
+    changes.store([("lasting", 2)])
     assert not changes.take()
 
 
 def test_unknown_removals_and_repeated_stores_do_not_count() -> None:
     changes: Changes[str, int] = Changes()
     changes.remove("never there")
-    changes.store("a", 1)
-    changes.store("a", 2)
+    changes.store([("a", 1)])
+    changes.store([("a", 2)])
     assert changes.take() == Net(False, {"a": 1}, [])
 
 
 def test_only_the_first_change_wakes_who_takes_them() -> None:
     woken: list[int] = []
     changes: Changes[int, int] = Changes(lambda: woken.append(1))
-    changes.store(1, 1)
-    changes.store(2, 1)
+    changes.store([(1, 1)])
+    changes.store([(2, 1)])
     changes.remove(1)
     assert len(woken) == 1
     changes.take()
     changes.clear()
-    changes.store(3, 1)
+    changes.store([(3, 1)])
     assert len(woken) == 2
 
 
@@ -94,7 +94,7 @@ def test_threads_lose_nothing() -> None:
 
     def work(thread: int) -> None:
         for number in range(500):
-            changes.store((thread, number), number)
+            changes.store([((thread, number), number)])
             if number % 2:
                 changes.remove((thread, number))
 

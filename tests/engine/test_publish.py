@@ -222,7 +222,7 @@ def test_subscribers_get_changes_and_can_ask_for_earlier_ones() -> None:
         assert events.blocks is not None
         assert events.outputs is not None
         for number in range(1, 7):
-            events.blocks.store(*block(number))
+            events.blocks.store([block(number)])
             until = time.monotonic() + 10
             while events.stats()["event_messages"] < number and time.monotonic() < until:
                 time.sleep(0.002)  # so that each is a message of its own
@@ -236,7 +236,7 @@ def test_subscribers_get_changes_and_can_ask_for_earlier_ones() -> None:
         blocks.ask_rubbish()
         assert blocks.ask(6) == [], "questions that make no sense change nothing"
 
-        events.blocks.store(*block(7))
+        events.blocks.store([block(7)])
         topic, number, (_, [event], _) = blocks.next()  # the first one that came after it had connected
         assert topic == b"kv@pod@model"
         while event["block_hashes"][-1] < 7:
@@ -245,7 +245,7 @@ def test_subscribers_get_changes_and_can_ask_for_earlier_ones() -> None:
             assert number == before + 1
         assert event["block_hashes"][-1] == 7
 
-        events.outputs.store((DEVICE, "\x00identity\x00plan"), StoredOutput(8))
+        events.outputs.store([((DEVICE, "\x00identity\x00plan"), StoredOutput(8))])
         until = time.monotonic() + 10
         while not (told := outputs.ask(0)) and time.monotonic() < until:
             time.sleep(0.01)
@@ -257,7 +257,7 @@ def test_a_slow_or_absent_subscriber_costs_no_memory() -> None:
     """A pool of ten blocks that changes a hundred thousand times leaves at most twenty changes to tell."""
     changes: Changes[tuple[str, bytes], StoredBlock] = Changes()
     for number in range(1, 100_001):
-        changes.store(*block(number))
+        changes.store([block(number)])
         if number > 10:
             changes.remove(block(number - 10)[0])
     net = changes.take()

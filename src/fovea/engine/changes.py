@@ -9,7 +9,7 @@ engine never waits.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, NamedTuple, TypeVar
 
 DEVICE, HOST = "GPU", "CPU"
@@ -69,18 +69,20 @@ class Changes(Generic[K, V]):
         self._pending: dict[K, V | None] = {}  # None: removed
         self._cleared = False
 
-    def store(self, key: K, value: V) -> None:
-        """Note that an entry was stored. One that is there already does not count again."""
+    def store(self, entries: Iterable[tuple[K, V]]) -> None:
+        """Note that entries were stored. One that is there already does not count again."""
+        known, changed = self._known, False
         with self._lock:
-            if key in self._known:
-                return
-            self._known.add(key)
             first = self._unchanged
-            if key in self._pending:
-                del self._pending[key]  # it was removed and is back
-            else:
-                self._pending[key] = value
-        if first:
+            for key, value in entries:
+                if key not in known:
+                    known.add(key)
+                    changed = True
+                    if key in self._pending:
+                        del self._pending[key]  # it was removed and is back
+                    else:
+                        self._pending[key] = value
+        if first and changed:
             self.on_change()
 
     def remove(self, key: K) -> None:
@@ -140,6 +142,6 @@ def watch_outputs(changes: OutputChanges | None, medium: str) -> Callable[[str, 
         if size is None:
             changes.remove((medium, key))
         else:
-            changes.store((medium, key), StoredOutput(size))
+            changes.store([((medium, key), StoredOutput(size))])
 
     return watch

@@ -23,25 +23,34 @@ class Announcer:
         self._blocks: dict[bytes, StoredBlock] = {}  # those that are cached anywhere
         pool.on_evict, host.on_evict = partial(self._evicted, DEVICE), partial(self._evicted, HOST)
 
-    def computed(self, seq: Sequence, index: int) -> None:
-        """Block `index` of a sequence got its name."""
-        name, start = seq.block_hashes[index], index * self._size
-        block = self._blocks.get(name)
-        if block is None:
-            spans = seq.spans_between(start, start + self._size)
-            keys: list[tuple[str, int] | str] = [(mm_hash(span.key), span.start - start) for span in spans]
-            if not index and seq.salt:
-                keys.append(seq.salt)
-            parent = seq.block_hashes[index - 1] if index else None
-            tokens = tuple(seq.tokens(start, start + self._size))
-            block = self._blocks[name] = StoredBlock(parent, tokens, tuple(keys))
-        self._changes.store((DEVICE, name), block)
+    def computed(self, seq: Sequence, first: int, last: int) -> None:
+        """Blocks [first, last) of a sequence have got their names."""
+        size, names = self._size, seq.block_hashes
+        start, stored = first * size, []
+        ids = seq.tokens(start, last * size)
+        spans = [(span, mm_hash(span.key)) for span in seq.spans_between(start, last * size)]
+        for index in range(first, last):
+            name, at = names[index], index * size
+            block = self._blocks.get(name)
+            if block is None:
+                keys = tuple(
+                    (hashed, span.start - at)
+                    for span, hashed in spans
+                    if span.start < at + size and span.end > at
+                )
+                tokens = tuple(ids[at - start : at - start + size])
+                block = StoredBlock(names[index - 1] if index else None, tokens, keys)
+                if not index and seq.salt:
+                    block = block._replace(keys=(*keys, seq.salt))
+                self._blocks[name] = block
+            stored.append(((DEVICE, name), block))
+        self._changes.store(stored)
 
     def copied(self, medium: str, name: bytes) -> None:
         """A block was copied from the device to host memory, or back. medium: where it is now, too."""
         block = self._blocks.get(name)
         if block is not None:
-            self._changes.store((medium, name), block)
+            self._changes.store([((medium, name), block)])
 
     def lost(self) -> None:
         """Everything in host memory was lost. To be called before it is forgotten."""

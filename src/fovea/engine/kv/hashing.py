@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence as Seq
+from functools import lru_cache
 
 from fovea.engine.sequence import ImageSpan, Sequence
 
@@ -41,6 +42,7 @@ def block_hash(parent: bytes, tokens: Seq[int], start: int, spans: Seq[ImageSpan
     return digest.digest()
 
 
+@lru_cache(4096)
 def mm_hash(key: str) -> str:
     """The public name of an image span: 16 hexadecimal digits of the SHA-256 of the span's key, and 48 zeros.
 

@@ -506,7 +506,7 @@ class KVManager:
         else:
             pool.publish(block, name)
             if self._announcer is not None and pool is self.pool:
-                self._announcer.computed(seq, position // self.block_size - 1)
+                self._announcer.computed(seq, position // self.block_size - 1, position // self.block_size)
         pool.release(block)
         return block
 
@@ -605,11 +605,11 @@ class KVManager:
         for index in range(first // self.block_size, whole):
             name = seq.block_hashes[index]
             self.pool.publish(seq.blocks[index], name)
-            if self._announcer is not None:
-                self._announcer.computed(seq, index)
             if self.window is not None:
                 self.window.publish(seq, index, name)
             self._mark_available(seq, name)
+        if self._announcer is not None:
+            self._announcer.computed(seq, first // self.block_size, whole)
 
     def _mark_available(self, seq: Sequence, name: bytes) -> None:
         if self._pending.get(name) == seq.id:

@@ -45,6 +45,11 @@ class Keyed(Protocol):
         """Whether the request has images or videos."""
         ...
 
+    @property
+    def identity(self) -> str:
+        """The identity of the image by which it is routed; "": it has none, or it is not known yet."""
+        ...
+
     def keys(self) -> Iterator[tuple[str, str]]:
         """Yield (reason, key), the strongest first; at least one."""
         ...
@@ -209,7 +214,8 @@ class CacheAffine:
         )
         able = {one.name: one for one in situation.candidates}
         fits = self._bound(situation)
-        holders = {one.name for one in situation.candidates if one.holds(key)}
+        identity = situation.demand.identity
+        holders = {one.name for one in situation.candidates if identity and one.holds(identity)}
         for name in names if holders else ():
             if name in holders and fits(able[name]):
                 return Choice(able[name], reason if name == names[0] else f"{reason}, held")
