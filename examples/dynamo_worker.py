@@ -1,4 +1,4 @@
-"""Put engines behind the frontend of NVIDIA Dynamo, which finds the one that has a prompt and its images cached.
+"""Put engines behind NVIDIA Dynamo's frontend, so that a request reaches the one that has its images cached.
 
 The engines are ordinary servers that announce what they cache:
 
@@ -38,8 +38,8 @@ NAME_DIGITS = 16
 """Dynamo reads so many hexadecimal digits of an image's name."""
 LONGEST_S = 3600.0
 PREFILL_WEIGHT = 4.0
-"""What computing a block of a prompt counts for, beside a block that running requests hold. Dynamo's own weight
-is 1, which is for text: the blocks of an image cost the encoder, too, so they are worth a busier engine."""
+"""What computing a block of a prompt counts for, beside a block that running requests hold. Dynamo's own
+weight is 1, which is for text. Blocks of an image cost the encoder, too, so they are worth a busier engine."""
 
 
 class Engine(NamedTuple):

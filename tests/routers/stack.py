@@ -77,7 +77,7 @@ def ask(url: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = N
 def program(
     command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a program until the end of the block. Raises RuntimeError with the end of its log if it has ended."""
+    """Run a program until the end of the block. Raises RuntimeError with its last words if it ended before."""
     with log.open("wb") as file:
         process = subprocess.Popen(
             command, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **(environment or {})}
@@ -124,7 +124,7 @@ def router(
     name: str,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[str]:
-    """Run the programs of a router until the end of the block, and yield its URL when it forwards requests."""
+    """Run the programs of a router until the end of the block. Yields its URL when it forwards requests."""
     hello = {"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "hello"}]}
     with contextlib.ExitStack() as stack:
         for number, command in enumerate(commands):

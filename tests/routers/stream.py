@@ -31,7 +31,8 @@ _QUESTIONS = (
     "Describe it in one word.",
 )
 _VOCABULARY = (
-    "river stone paper window garden letter bridge winter summer copper silver market harbour".split()
+    *("river", "stone", "paper", "window", "garden", "letter"),
+    *("bridge", "winter", "summer", "copper", "silver", "market"),
 )
 
 
