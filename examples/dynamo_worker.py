@@ -39,7 +39,7 @@ NAME_DIGITS = 16
 LONGEST_S = 3600.0
 PREFILL_WEIGHT = 4.0
 """What computing a block of a prompt counts for, beside a block that running requests hold. Dynamo's own
-weight is 1, which is for text. Blocks of an image cost the encoder, too, so they are worth a busier engine."""
+weight is 1, which is for text. Blocks of an image cost the encoder, too: they are worth a busier engine."""
 
 
 class Engine(NamedTuple):

@@ -77,7 +77,7 @@ def ask(url: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = N
 def program(
     command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a program until the end of the block. Raises RuntimeError with its last words if it ended before."""
+    """Run a program until the end of the block. Raises RuntimeError if it ended before, with its words."""
     with log.open("wb") as file:
         process = subprocess.Popen(
             command, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **(environment or {})}

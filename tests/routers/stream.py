@@ -44,7 +44,7 @@ class Ask(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What an answer says of itself. prompt, cached: tokens of the prompt, and how many were cached."""
+    """An answer's own account: the tokens of its prompt, and how many of them were cached."""
 
     ask: Ask
     prompt: int
@@ -58,7 +58,7 @@ class Reply(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a stream of requests found.
+    """The result of a stream of requests.
 
     warm, repeats: requests about a known subject that reached an engine that knows it, and all such requests.
     split: requests by engine. A router that sends all to one engine finds it warm, too.
