@@ -25,15 +25,18 @@ import itertools
 import json
 import os
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
 import aiohttp
 from dynamo._core import SelectionService
 from dynamo.llm import ModelInput, ModelType, WorkerType, register_model
-from dynamo.llm.exceptions import InvalidArgument, Unknown
+from dynamo.llm.exceptions import CannotConnect, InvalidArgument, Unknown
 from dynamo.runtime import DistributedRuntime
 
 ENDPOINT = "fovea.worker.generate"
+CHAT = "/v1/chat/completions"
+STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 NAME_DIGITS = 16
 """Dynamo reads so many hexadecimal digits of an image's name."""
 LONGEST_S = 3600.0
@@ -104,7 +107,10 @@ class Worker:
             )
 
     async def generate(self, request: dict[str, Any], context: Any) -> AsyncIterator[dict[str, Any]]:
-        """Yield the chunks of an answer to a chat request. Errors of the engine are raised with its words."""
+        """Yield the chunks of an answer to a chat request. Errors of the engine are raised with its words.
+
+        If an engine cannot be reached, another one takes its place, as long as there is no chunk.
+        """
         rendered = await self._render(request)
         tokens = rendered["token_ids"]
         chosen = await self._selection.select_and_reserve(
@@ -117,49 +123,73 @@ class Worker:
         reservation = chosen["selection_id"]
         try:
             first = True
-            async for chunk in self._answer(chosen["endpoint"], request):
-                if context.is_stopped():
-                    return
-                if first:
-                    await self._selection.prefill_complete(reservation)
-                    first = False
-                yield chunk
+            async with self._post(chosen["endpoint"], CHAT, {**request, **STREAM}) as answer:
+                async for chunk in _chunks(answer):
+                    if context.is_stopped():
+                        return
+                    if first:
+                        await self._selection.prefill_complete(reservation)
+                        first = False
+                    yield chunk
         finally:
             await self._selection.free_reservation(reservation)
 
     async def _render(self, request: dict[str, Any]) -> dict[str, Any]:
-        url = f"{next(self._turns).url}/v1/chat/completions/render"
-        async with self._http.post(url, json=request) as answer:
-            await _check(answer)
+        async with self._post(next(self._turns).url, f"{CHAT}/render", request) as answer:
             rendered: dict[str, Any] = await answer.json()
             return rendered
 
-    async def _answer(self, url: str, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        body = {**request, "stream": True, "stream_options": {"include_usage": True}}
-        async with self._http.post(f"{url}/v1/chat/completions", json=body) as answer:
-            await _check(answer)
-            async for line in answer.content:
-                data = line.decode().removeprefix("data:").strip()
-                if line.startswith(b"data:") and data != "[DONE]":
-                    chunk: dict[str, Any] = json.loads(data)
-                    if "error" in chunk:
-                        raise Unknown(chunk["error"]["message"])
-                    yield chunk
+    @asynccontextmanager
+    async def _post(self, url: str, path: str, body: dict[str, Any]) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request to an engine, or to another one if that cannot be reached."""
+        others = [one.url for one in self._engines if one.url != url]
+        async with AsyncExitStack() as stack:
+            for address in (url, *others):
+                try:
+                    answer = await stack.enter_async_context(self._http.post(f"{address}{path}", json=body))
+                except aiohttp.ClientConnectorError:
+                    continue
+                await _check(answer)
+                yield answer
+                return
+            raise CannotConnect("no engine can be reached")
+
+
+async def _chunks(answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+    """Yield the chunks of a streamed answer. Raises an error that the engine reports in it."""
+    async for line in answer.content:
+        data = line.decode().removeprefix("data:").strip()
+        if line.startswith(b"data:") and data != "[DONE]":
+            chunk: dict[str, Any] = json.loads(data)
+            if "error" in chunk:
+                raise Unknown(chunk["error"]["message"])
+            yield chunk
 
 
 async def _check(answer: aiohttp.ClientResponse) -> None:
     """Raise the error that an engine answered, if it is one."""
     if answer.status >= 400:
-        text = (await answer.text())[:500]
-        raise (InvalidArgument if answer.status < 500 else Unknown)(f"{answer.url}: {text}")
+        words = (await answer.json())["error"]["message"]
+        raise (InvalidArgument if answer.status < 500 else Unknown)(words)
+
+
+async def _model_of(url: str, http: aiohttp.ClientSession) -> str:
+    """Return the name of an engine's model, as soon as the engine has loaded it."""
+    while True:
+        with suppress(aiohttp.ClientConnectionError):
+            async with http.get(f"{url}/ready") as answer:
+                if answer.status == 200:
+                    async with http.get(f"{url}/v1/models") as models:
+                        name: str = (await models.json())["data"][0]["id"]
+                        return name
+        await asyncio.sleep(1)
 
 
 async def _run(options: argparse.Namespace) -> None:
     runtime = DistributedRuntime(asyncio.get_running_loop(), "file", "tcp", event_plane="zmq")
     endpoint = runtime.endpoint(ENDPOINT)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(LONGEST_S)) as http:
-        async with http.get(f"{options.engine[0].url}/v1/models") as answer:
-            model = (await answer.json())["data"][0]["id"]
+        model = await _model_of(options.engine[0].url, http)
         worker = Worker(options.engine, model, options.block_size, http)
         await worker.register()
         await register_model(
