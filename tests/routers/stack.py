@@ -28,11 +28,13 @@ CHAT = "/v1/chat/completions"
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A running engine: its address, those of its announcements, and of earlier ones."""
+    """A running engine: its address, and those of its announcements of blocks and of encoder outputs."""
 
     url: str
     events: str
     replay: str
+    outputs: str
+    outputs_replay: str
 
     def answers(self) -> int:
         """Number of answers until now."""
@@ -101,15 +103,16 @@ def engines(folder: Path, count: int = 2) -> Iterator[list[Engine]]:
     with contextlib.ExitStack() as stack:
         running = []
         for number in range(count):
-            port, events, replay = (free_port() for _ in range(3))
+            port, *others = (free_port() for _ in range(5))
+            flags = ("--kv-events", "--kv-events-replay", "--encoder-events", "--encoder-events-replay")
             command = [
                 *FOVEA, "serve", MODEL, "--port", str(port), "--threads", "1", "--log-level", "warning",
-                "--kv-events", f"tcp://*:{events}", "--kv-events-replay", f"tcp://*:{replay}",
                 "--lame-duck-s", "0",
+                *(word for flag, other in zip(flags, others, strict=True) for word in (flag, f"tcp://*:{other}")),
             ]  # fmt: skip
             stack.enter_context(program(command, folder / f"engine-{number}.log"))
             running.append(
-                Engine(f"http://127.0.0.1:{port}", f"tcp://127.0.0.1:{events}", f"tcp://127.0.0.1:{replay}")
+                Engine(f"http://127.0.0.1:{port}", *(f"tcp://127.0.0.1:{other}" for other in others))
             )
         for engine in running:
             _wait_until(lambda url=engine.url: get(url, "/ready"), "an engine")

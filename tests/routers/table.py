@@ -35,7 +35,7 @@ from tests.routers.stack import (
     free_port,
     router,
 )
-from tests.routers.stream import Ask, Found, Kind, Reply, body, judge, order, reply
+from tests.routers.stream import SUBJECTS, Ask, Found, Kind, Reply, body, judge, order, reply
 
 PAGE = ROOT / "docs" / "routers.md"
 BEGIN, END = "<!-- table of make test-routers -->\n", "<!-- end of the table -->\n"
@@ -51,6 +51,7 @@ class Way:
     front: runs it in front of engines.
     kind: what the requests are about.
     key: name of a header with a name of the subject; "": none.
+    late: whether the first request about each subject goes straight to an engine, before the router starts.
     finds: whether it is to find the warm engine.
     note: why it does not, or what it needs.
     """
@@ -60,12 +61,13 @@ class Way:
     front: Front
     kind: Kind = "images"
     key: str = ""
+    late: bool = False
     finds: bool = True
     note: str = ""
 
     @property
     def name(self) -> str:
-        return f"{self.package} {self.policy} {self.kind}"
+        return f"{self.package} {self.policy} {self.kind}{' late' if self.late else ''}"
 
 
 class Row(NamedTuple):
@@ -140,9 +142,24 @@ def fovea(running: list[Engine], folder: Path) -> AbstractContextManager[str]:
     return router([command], f"http://127.0.0.1:{port}", folder, "fovea")
 
 
+def fovea_told(running: list[Engine], folder: Path) -> AbstractContextManager[str]:
+    """Fovea's own gateway, which is told where the engines announce what they cache."""
+    port = free_port()
+    lines = ["response_cache_mib = 0"]
+    for one in running:
+        lines += ["[[backend]]", f'url = "{one.url}"']
+        lines += [f'encoder_events = "{one.outputs}"', f'encoder_events_replay = "{one.outputs_replay}"']
+        lines += [f'kv_events = "{one.events}"', f'kv_events_replay = "{one.replay}"']
+    path = folder / "gateway.toml"
+    path.write_text("\n".join(lines))
+    command = [*FOVEA, "gateway", "--config", str(path), "--port", str(port), "--lame-duck-s", "0"]
+    return router([command], f"http://127.0.0.1:{port}", folder, "fovea-told")
+
+
 EVENTS_TEXT = "by events and renders"
 TEXT_ONLY = "its `kv_aware` refuses prompts with images, and then counts requests only"
 WEIGHT = "the same with Dynamo's own weights, which rather divide the load"
+LATE = "started when the engines were warm"
 WAYS: tuple[Way, ...] = (
     Way("vllm-router", "round_robin", vllm_router("round_robin"), finds=False, note="for comparison"),
     Way("vllm-router", "cache_aware", vllm_router("cache_aware"), finds=False, note="its default"),
@@ -158,11 +175,20 @@ WAYS: tuple[Way, ...] = (
     Way("ai-dynamo", "kv", dynamo(), note=EVENTS_TEXT),
     Way("ai-dynamo", "kv, weight 1", dynamo("--prefill-weight", "1"), finds=False, note=WEIGHT),
     Way("fovea", "cache-affine", fovea, note="our own gateway, with its defaults"),
+    Way("vllm-router", "kv_aware", vllm_router("kv_aware"), kind="texts", late=True, note=LATE),
+    Way("ai-dynamo", "kv", dynamo(), late=True, note=LATE),
+    Way("fovea", "cache-affine", fovea, late=True, finds=False, note=LATE),
+    Way("fovea", "cache-affine, events", fovea_told, late=True, note=LATE),
 )  # fmt: skip
 
 
 def measure(way: Way, running: list[Engine], folder: Path) -> Found:
     """Play the stream of a way. Its subjects are its own, so that no engine knows them before."""
+    asks = order(seed=1)
+    if way.late:
+        for first in asks[:SUBJECTS]:
+            ask(running[first.subject % len(running)].url, body(way.kind, way.name, first))
+        asks = asks[SUBJECTS:]
     with way.front(running, folder) as url:
         before = [one.answers() for one in running]
 
@@ -170,7 +196,7 @@ def measure(way: Way, running: list[Engine], folder: Path) -> Found:
             return reply(one, ask(url, body(way.kind, way.name, one), _headers(way, one)))
 
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            replies = list(pool.map(play, order(seed=1)))
+            replies = list(pool.map(play, asks))
         return judge(replies, [one.answers() - old for one, old in zip(running, before, strict=True)])
 
 
