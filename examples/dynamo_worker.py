@@ -29,7 +29,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
 import aiohttp
-from dynamo._core import SelectionService
+from dynamo._core import SelectionService, SelectionServiceError
 from dynamo.llm import ModelInput, ModelType, WorkerType, register_model
 from dynamo.llm.exceptions import CannotConnect, InvalidArgument, Unknown
 from dynamo.runtime import DistributedRuntime
@@ -94,17 +94,27 @@ class Worker:
 
     async def register(self) -> None:
         """Tell the selection service of the engines. It subscribes to their announcements."""
-        for number, one in enumerate(self._engines, 1):
-            await self._selection.upsert_worker(
-                {
-                    "worker_id": number,
-                    "model_name": self._model,
-                    "endpoint": one.url,
-                    "kv_events_endpoint": one.events,
-                    "replay_endpoint": one.replay or None,
-                    "block_size": self._block_size,
-                }
-            )
+        for number in range(len(self._engines)):
+            await self._add(number)
+
+    async def _add(self, number: int) -> None:
+        one = self._engines[number]
+        await self._selection.upsert_worker(
+            {
+                "worker_id": number,
+                "model_name": self._model,
+                "endpoint": one.url,
+                "kv_events_endpoint": one.events,
+                "replay_endpoint": one.replay or None,
+                "block_size": self._block_size,
+            }
+        )
+
+    async def _forget(self, url: str) -> None:
+        """Drop what is known of an engine that is away. If it is back, its announcements begin anew."""
+        number = next(number for number, one in enumerate(self._engines) if one.url == url)
+        await self._selection.delete_worker(number)
+        await self._add(number)
 
     async def generate(self, request: dict[str, Any], context: Any) -> AsyncIterator[dict[str, Any]]:
         """Yield the chunks of an answer to a chat request. Errors of the engine are raised with its words.
@@ -128,11 +138,13 @@ class Worker:
                     if context.is_stopped():
                         return
                     if first:
-                        await self._selection.prefill_complete(reservation)
+                        with suppress(SelectionServiceError):  # reservations end with their engine
+                            await self._selection.prefill_complete(reservation)
                         first = False
                     yield chunk
         finally:
-            await self._selection.free_reservation(reservation)
+            with suppress(SelectionServiceError):
+                await self._selection.free_reservation(reservation)
 
     async def _render(self, request: dict[str, Any]) -> dict[str, Any]:
         async with self._post(next(self._turns).url, f"{CHAT}/render", request) as answer:
@@ -148,6 +160,7 @@ class Worker:
                 try:
                     answer = await stack.enter_async_context(self._http.post(f"{address}{path}", json=body))
                 except aiohttp.ClientConnectorError:
+                    await self._forget(address)
                     continue
                 await _check(answer)
                 yield answer
