@@ -100,7 +100,7 @@ def vllm_router(policy: str, *flags: str) -> Front:
 
 
 def smg(policy: str) -> Front:
-    """SGLang's gateway with a policy."""
+    """The Shepherd Model Gateway with a policy."""
 
     def front(running: list[Engine], folder: Path) -> AbstractContextManager[str]:
         port = free_port()
