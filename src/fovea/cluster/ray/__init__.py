@@ -1,0 +1,1 @@
+"""Fovea on Ray: the only package that imports Ray. Needs the extra `cluster`."""
