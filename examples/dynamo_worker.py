@@ -5,7 +5,7 @@ The engines are ordinary servers that announce what they cache:
     fovea serve --port 8001 --kv-events 'tcp://*:5557' --kv-events-replay 'tcp://*:5558'
     fovea serve --port 8002 --kv-events 'tcp://*:5567' --kv-events-replay 'tcp://*:5568'
 
-This worker and the frontend run in an environment with tests/routers/requirements.txt; no CUDA is needed:
+This worker and the frontend run in an environment of their own (docs/routers.md); no CUDA is needed:
 
     python examples/dynamo_worker.py \\
         --engine http://127.0.0.1:8001,tcp://127.0.0.1:5557,tcp://127.0.0.1:5558 \\
@@ -13,8 +13,7 @@ This worker and the frontend run in an environment with tests/routers/requiremen
     python -m dynamo.frontend --discovery-backend file --request-plane tcp --event-plane zmq
 
 For each request, an engine renders the prompt (token ids, names and places of images), Dynamo's selection
-service chooses by them and by its own count of the load, and the chosen engine answers. With several
-frontends, start this worker several times.
+service chooses by them and by its own count of the load, and the chosen engine answers.
 """
 
 from __future__ import annotations
@@ -38,11 +37,13 @@ ENDPOINT = "fovea.worker.generate"
 CHAT = "/v1/chat/completions"
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 NAME_DIGITS = 16
-"""Dynamo reads so many hexadecimal digits of an image's name."""
+"""Dynamo reads only this many hexadecimal digits of an image's name, from its beginning."""
 LONGEST_S = 3600.0
 PREFILL_WEIGHT = 4.0
-"""What computing a block of a prompt counts for, beside a block that running requests hold. Dynamo's own
-weight is 1, which is for text. Blocks of an image cost the encoder, too: they are worth a busier engine."""
+"""Weight of a block that has to be computed; a block that running requests hold has weight 1.
+
+Dynamo's own value is 1, which is for text. A block of an image needs the encoder, too, so it is worth a
+busier engine."""
 
 
 class Engine(NamedTuple):
@@ -223,12 +224,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--engine", type=engine, action="append", required=True, metavar="URL,EVENTS[,REPLAY]"
-    )
+        "--engine", type=engine, action="append", required=True, metavar="URL,EVENTS[,REPLAY]",
+        help="address of a server, of its events, and of their replays; may be given several times",
+    )  # fmt: skip
     parser.add_argument("--block-size", type=int, default=16, help="tokens of a KV block of the engines")
     parser.add_argument(
         "--prefill-weight", type=float, default=PREFILL_WEIGHT,
-        help="what computing a block of a prompt counts for, beside a block that running requests hold "
+        help="weight of a block that has to be computed; one that running requests hold has weight 1 "
         "(default: %(default)s; of Dynamo itself: 1)",
     )  # fmt: skip
     options = parser.parse_args()

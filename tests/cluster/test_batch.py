@@ -280,7 +280,7 @@ def test_a_block_that_always_kills_its_worker_ends_the_run_after_all_others() ->
     def ask(blocks: Sequence[int]) -> Iterator[BlockResult]:
         yield from (run(answer_block(out, job, block, Answers())) for block in blocks if block != 1)
 
-    with pytest.raises(EngineError, match=r"1 blocks have no answers.*part-000001\.jsonl"):
+    with pytest.raises(EngineError, match=r"1 files of answers could not be made.*part-000001\.jsonl"):
         answer_all(out, job, {}, ask)
     assert [line["line"] for line in lines_of(out.files)] == [1, 3]
     assert SUMMARY not in out.files
@@ -306,16 +306,16 @@ def test_a_changed_list_of_inputs_is_an_error() -> None:
     out = MemoryFolder({})
     job = new_job(out, 3, 3)
     out.files[INPUTS] = out.files[INPUTS][:-10]
-    with pytest.raises(EngineError, match="has been changed"):
+    with pytest.raises(EngineError, match="has changed since"):
         run(answer_block(out, job, 0, Answers()))
 
 
 @pytest.mark.parametrize(
     ("source", "settings", "block", "message"),
     [
-        ("else", {"prompt": "a"}, None, "IN 'in', not 'else'"),
-        ("in", {"prompt": "b"}, None, "prompt 'a', not 'b'"),
-        ("in", {"prompt": "a"}, 7, "block 3, not 7"),
+        ("else", {"prompt": "a"}, None, "IN 'in', and this one has 'else'"),
+        ("in", {"prompt": "b"}, None, "prompt 'a', and this one has 'b'"),
+        ("in", {"prompt": "a"}, 7, "block 3, and this one has 7"),
     ],
 )
 def test_another_batch_cannot_continue(source: str, settings: Any, block: int | None, message: str) -> None:
@@ -333,7 +333,7 @@ def test_a_folder_without_images_is_an_error() -> None:
 
 @pytest.mark.parametrize("text", [b"", b"[]", b'{"format": 2}', b'{"format": 1, "other": 1}', b"\xff"])
 def test_a_foreign_job_is_an_error(text: bytes) -> None:
-    with pytest.raises(InvalidRequest, match="not of this version"):
+    with pytest.raises(InvalidRequest, match="another version of Fovea"):
         Job.parse(text)
 
 
@@ -392,10 +392,10 @@ def test_workers(nodes: Any, count: int | None, gpus: int | None, workers: Worke
 @pytest.mark.parametrize(
     ("nodes", "count", "gpus", "message"),
     [
-        ([CPU_NODE], None, 1, "1 workers of 1 GPUs each; accepted on these 1 nodes: at most 0"),
-        ([GPU_NODE], 3, 2, "3 workers of 2 GPUs each.*at most 2"),
-        ([CPU_NODE], 9, None, "9 workers of 1 CPUs each.*at most 8"),
-        ([CPU_NODE], 9, 0, "9 workers of 1 CPUs each.*at most 8"),
+        ([CPU_NODE], None, 1, "room for 0 workers with 1 GPUs each, on 1 nodes, and 1 are wanted"),
+        ([GPU_NODE], 3, 2, "room for 2 workers with 2 GPUs each.*3 are wanted; accepted: at most 2"),
+        ([CPU_NODE], 9, None, "room for 8 workers with 1 CPUs each.*9 are wanted"),
+        ([CPU_NODE], 9, 0, "room for 8 workers with 1 CPUs each.*9 are wanted"),
         ([], None, None, "at most 0"),
     ],
 )

@@ -156,7 +156,7 @@ async def test_a_refusal_is_the_error_of_the_line() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"choices": [{}]}', b'{"choices": null}'])
 async def test_another_answer_is_an_error_of_the_line(body: bytes) -> None:
-    assert "no chat completion" in (await Engine(Reply(200, body)).ask(question="a"))["error"]["message"]
+    assert "not a chat completion" in (await Engine(Reply(200, body)).ask(question="a"))["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from fovea.api.cache_events import END, unpack, unpack_number
 from fovea.core.errors import ConfigError
 from fovea.engine.changes import DEVICE, HOST, Changes, Net, StoredBlock, StoredOutput
 from fovea.engine.config import EngineConfig
+from fovea.engine.config.others import check_event_addresses
 from fovea.engine.kv.hashing import mm_hash
 from fovea.engine.publish import (
     CacheEvents,
@@ -289,14 +290,14 @@ def test_an_address_in_use_and_settings_that_make_no_sense_are_errors() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", int(port.rpartition(":")[2])))
         taken.listen()
-        with pytest.raises(ConfigError, match=r"kv_events is tcp://127.* cannot be listened on"):
+        with pytest.raises(ConfigError, match=r"cannot listen on kv_events tcp://127"):
             CacheEvents.open(EngineConfig.of(kv_events=port))
-        with pytest.raises(ConfigError, match="encoder_events_replay is tcp"):
+        with pytest.raises(ConfigError, match="cannot listen on encoder_events_replay"):
             CacheEvents.open(EngineConfig.of(encoder_events=free_ports(1)[0], encoder_events_replay=port))
     for wrong in ("http://x:1", "tcp://host", "tcp://host:0", "tcp://host:70000", "5557"):
         with pytest.raises(ConfigError, match="accepted: .*tcp://HOST:PORT"):
             EngineConfig.of(kv_events=wrong)
-    with pytest.raises(ConfigError, match="kv_events_replay is set, but"):
+    with pytest.raises(ConfigError, match="kv_events_replay needs kv_events"):
         EngineConfig.of(kv_events_replay=port)
     with pytest.raises(ConfigError, match="must be different addresses"):
         EngineConfig.of(kv_events=port, encoder_events=port)
@@ -309,6 +310,16 @@ def test_engines_behind_one_server_have_addresses_of_their_own() -> None:
     assert config.events.address("kv_events") == "tcp://*:5559"
     assert config.events.address("encoder_events") == "ipc:///run/x-2"
     assert config.events.address("kv_events_replay") == ""
+
+
+def test_engines_behind_one_server_may_not_share_an_address() -> None:
+    """The story: the second engine's announcements had the port of the first one's replays."""
+    near = EngineConfig.of(kv_events="tcp://*:5557", kv_events_replay="tcp://*:5558").events
+    check_event_addresses(near, 1)
+    with pytest.raises(ConfigError, match="ports at least 2 apart"):
+        check_event_addresses(near, 2)
+    far = EngineConfig.of(kv_events="tcp://*:5557", kv_events_replay="tcp://*:5657").events
+    check_event_addresses(far, 100)
 
 
 def test_without_settings_nothing_listens() -> None:

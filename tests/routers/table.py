@@ -157,8 +157,8 @@ def fovea_told(running: list[Engine], folder: Path) -> AbstractContextManager[st
 
 
 EVENTS_TEXT = "by events and renders"
-TEXT_ONLY = "its `kv_aware` refuses prompts with images, and then counts requests only"
-WEIGHT = "the same with Dynamo's own weights, which rather divide the load"
+TEXT_ONLY = "its `kv_aware` ignores the caches for prompts with images"
+WEIGHT = "the same with Dynamo's own weight, which prefers an even load"
 LATE = "started when the engines were warm"
 WAYS: tuple[Way, ...] = (
     Way("vllm-router", "round_robin", vllm_router("round_robin"), finds=False, note="for comparison"),
@@ -173,7 +173,7 @@ WAYS: tuple[Way, ...] = (
     Way("smg", "consistent_hashing", smg("consistent_hashing"), key="x-smg-routing-key",
         note="the client names the image in `x-smg-routing-key`"),
     Way("ai-dynamo", "kv", dynamo(), note=EVENTS_TEXT),
-    Way("ai-dynamo", "kv, weight 1", dynamo("--prefill-weight", "1"), finds=False, note=WEIGHT),
+    Way("ai-dynamo", "kv, prefill weight 1", dynamo("--prefill-weight", "1"), finds=False, note=WEIGHT),
     Way("fovea", "cache-affine", fovea, note="our own gateway, with its defaults"),
     Way("vllm-router", "kv_aware", vllm_router("kv_aware"), kind="texts", late=True, note=LATE),
     Way("ai-dynamo", "kv", dynamo(), late=True, note=LATE),
@@ -208,7 +208,7 @@ def _headers(way: Way, one: Ask) -> Mapping[str, str]:
 def table(rows: Sequence[Row]) -> str:
     """Return the table, in Markdown."""
     head = (
-        "| router | policy | repeats of | reached a warm engine | requests to the busier engine | |",
+        "| router | policy | requests about | reached a warm engine | requests to the busier engine | note |",
         "|---|---|---|---|---|---|",
     )
     lines = (

@@ -26,7 +26,7 @@ def render_body(
     """Return the answer for one prompt as JSON.
 
     prefix: beginning of its id, by the route.
-    body: as the client sent it; it may have been made out of another API's form.
+    body: of a chat or completion request; for Messages, converted from what the client sent.
     """
     first = dump({"request_id": f"{prefix}-{request.id}"})
     rest = {

@@ -109,19 +109,24 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
         help="answer on a Ray cluster: local, auto or HOST:PORT; OUT is a folder then (docs/batch.md)",
     )
     group.add_argument(
-        "--url", help="engines that answer: a gateway or a cluster; without it, each worker loads the model"
+        "--url",
+        help="address of the engines: a gateway or one engine; without it, each worker loads the model",
     )
     group.add_argument(
         "--api-key", metavar="KEY", help="key for --url (FOVEA_API_KEY keeps it out of the process list)"
     )
     group.add_argument(
-        "--workers", type=int, metavar="N", help="workers (default: one per node, or per engine's GPUs)"
+        "--workers",
+        type=int,
+        metavar="N",
+        help="workers (default: one per node; with GPUs, as many as have room for an engine)",
     )
     group.add_argument(
         "--block",
         type=int,
         metavar="N",
-        help=f"lines of a file of answers, and most that a crash repeats (default: {BLOCK_LINES})",
+        help=f"lines in each file of answers; if a worker dies, two such files are asked again at most "
+        f"(default: {BLOCK_LINES})",
     )
 
 
@@ -154,7 +159,7 @@ def run_cluster(args: argparse.Namespace) -> int:
     source, out = _absolute(args.input), _absolute(args.output)
     images, questions = find_inputs(source)
     if questions is None and prompt is None:
-        raise InvalidRequest(f"{args.input} is a folder: --prompt has to say what is asked", param="prompt")
+        raise InvalidRequest(f"{args.input} is a folder: give the question with --prompt", param="prompt")
     open_runner, gpus, model = _runners(args, file, sampling, budget, prompt)
     settings = {
         "prompt": prompt, "params": http_params(sampling, budget), "detail": args.detail, "model": model,
@@ -171,7 +176,7 @@ def run_cluster(args: argparse.Namespace) -> int:
         failed = _answer(folder, job, lambda blocks: ray_batch.ask_blocks(blocks, task, workers))
     if failed:
         print(
-            f"fovea: {failed} of {job.lines} lines could not be answered; see their error in {args.output}",
+            f"fovea: {failed} of {job.lines} lines could not be answered; each has an error in {args.output}",
             file=sys.stderr,
         )
     return 1 if failed else 0

@@ -1,9 +1,10 @@
 """A batch that many workers answer: its inputs, its blocks, what is left to do. It knows no Ray and no HTTP.
 
-Exactly one line per input, whatever is killed at which moment, follows from three rules:
+Three rules give exactly one line per input, no matter which process is killed, or when:
 
 1. The inputs are listed once, into OUT/inputs.jsonl, and numbered by their places there. OUT/job.json is
-   written when the list is complete; before that nothing is asked, and without it the list is made again.
+   written when the list is complete. Before that nothing is asked, and a run that finds no job.json makes
+   the list again.
 2. A block is a fixed run of consecutive lines. Its answers are one file, OUT/part-N.jsonl, which becomes
    visible as a whole or not at all, and holds one line for each input of the block, in their order.
 3. Whoever answers a block asks only those inputs that have no answer in its file, and replaces the file by a
@@ -120,7 +121,9 @@ class Job:
                 raise ValueError
             return Job(**{**value, "offsets": tuple(value["offsets"])})
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise InvalidRequest(f"{JOB} is not of this version; accepted: another folder as OUT") from error
+            raise InvalidRequest(
+                f"{JOB} was written by another version of Fovea, or is damaged; choose another folder as OUT"
+            ) from error
 
 
 class BlockResult(NamedTuple):
@@ -176,8 +179,8 @@ def check_same(job: Job, source: str, settings: Mapping[str, Any], block_lines: 
     for name in sorted(found.keys() | asked.keys()):
         if found.get(name) != asked.get(name):
             raise InvalidRequest(
-                f"OUT was begun with {name} {_brief(found.get(name))}, not {_brief(asked.get(name))}; "
-                "accepted: the same again, or another folder as OUT",
+                f"OUT belongs to a run with {name} {_brief(found.get(name))}, and this one has "
+                f"{_brief(asked.get(name))}; accepted: the same again, or another folder as OUT",
                 param=name,
             )
 
@@ -248,7 +251,9 @@ async def answer_block(out: Folder, job: Job, block: int, runner: Runner) -> Blo
     data = await asyncio.to_thread(out.read, INPUTS, start, end - start)
     lines, first = data.split(b"\n")[:-1], job.first(block)
     if len(lines) != job.size(block):
-        raise EngineError(f"{INPUTS} does not have the lines of block {block}: it has been changed")
+        raise EngineError(
+            f"{INPUTS} has changed since the run began: block {block} has another number of lines"
+        )
     try:
         old = _bodies(await asyncio.to_thread(out.read, part_name(block)))
     except FileNotFoundError:
@@ -301,8 +306,8 @@ def answer_all(
         if len(rest) == len(left):
             names = ", ".join(part_name(block) for block in rest[:5])
             raise EngineError(
-                f"{len(rest)} blocks have no answers although they were given to workers several times, such "
-                f"as {names}: their workers died or failed; see Ray's logs, and run the same command again"
+                f"{len(rest)} files of answers could not be made, among them {names}: the workers that tried "
+                "died or failed; see Ray's logs, and run the same command again"
             )
         left = rest
     failed = sum(state.failed for state in states.values())
@@ -328,7 +333,8 @@ def plan_workers(nodes: Sequence[Mapping[str, float]], count: int | None, gpus: 
 
     nodes: resources of each node, with Ray's names CPU and GPU.
     count: number that the user asks for; None: one per node, or one for each share of `gpus` GPUs.
-    gpus: GPUs of each worker's engine; 0: an engine on CPUs, which takes its share of the node; None: none.
+    gpus: GPUs of each worker's engine; 0: an engine on CPUs, which takes its share of the node; None: the
+        workers have no engine.
     Raises ConfigError if the nodes have no place for so many.
     """
     nodes = [node for node in nodes if node.get("CPU", 0) >= 1]
@@ -345,8 +351,8 @@ def plan_workers(nodes: Sequence[Mapping[str, float]], count: int | None, gpus: 
     if not 0 < wanted <= places:
         what = f"{gpus} GPUs" if gpus else f"{cpus:g} CPUs"
         raise ConfigError(
-            f"there is no place for {max(wanted, 1)} workers of {what} each; accepted on these "
-            f"{len(nodes)} nodes: at most {places}",
+            f"the cluster has room for {places} workers with {what} each, on {len(nodes)} nodes, and "
+            f"{max(wanted, 1)} are wanted; accepted: at most {places}",
             param="workers",
         )
     return Workers(wanted, cpus, gpus or 0)

@@ -147,7 +147,7 @@ class HttpRunner:
                 texts, [choice.get("finish_reason") for choice in choices], answer.get("usage")
             )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise EngineError("the engine's answer is no chat completion") from error
+            raise EngineError("the engine's answer is not a chat completion") from error
 
     def _body(self, value: Mapping[str, Any], model: str) -> bytes:
         params = value.get("params", {})

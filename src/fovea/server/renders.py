@@ -24,7 +24,7 @@ class Renders:
     """
 
     def __init__(self, most: int, is_fair: Callable[[], bool] = lambda: False) -> None:
-        """is_fair: tells whether a client leaves places to others: then it has half of them at most."""
+        """is_fair: tells whether a client may have half of the places at most."""
         self.most = most
         self.running = 0
         self._is_fair = is_fair
@@ -37,14 +37,14 @@ class Renders:
             raise Forbidden("this server renders no prompts (max_renders is 0)", code="renders_off")
         if self.running >= self.most:
             raise Overloaded(
-                f"{self.running} renders are running or waiting; at most {self.most} may (max_renders)",
+                f"{self.running} renders are in progress; accepted: at most {self.most} (max_renders)",
                 retry_after=RETRY_S,
                 scope="request",
             )
         half = max(1, self.most // 2)
         if self._is_fair() and self._by_owner[owner] >= half:
             raise Overloaded(
-                f"key {owner!r} has {self._by_owner[owner]} renders running or waiting; accepted: at most "
+                f"key {owner!r} has {self._by_owner[owner]} renders in progress; accepted: at most "
                 f"{half}, half of max_renders",
                 retry_after=RETRY_S,
                 code=RATE_LIMIT,

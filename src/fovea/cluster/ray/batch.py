@@ -45,7 +45,7 @@ from fovea.cluster.ray.folders import ImageReader, find_inputs, open_folder
 from fovea.core.errors import ConfigError, FoveaError
 
 BLOCKS_AT_ONCE = 2
-"""Blocks that an actor answers at the same time: the end of one would leave the engine without work."""
+"""Blocks that an actor answers at the same time, so that the engine still has work while one block ends."""
 QUEUED = 4
 """Blocks that an actor has, those that wait included."""
 CONNECT_S = 10.0
@@ -73,7 +73,7 @@ class BatchTask:
 
 @contextmanager
 def connected(address: str) -> Iterator[None]:
-    """Connect to Ray, and leave it at the end. Raises ConfigError.
+    """Connect to Ray, and disconnect at the end. Raises ConfigError.
 
     address: "local": a Ray of this machine that ends with the run; "auto" or HOST:PORT: a running one.
     """
@@ -92,7 +92,8 @@ def connected(address: str) -> Iterator[None]:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **options)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"no Ray at {address}: {' '.join(str(error).split())}; accepted: local, auto or HOST:PORT",
+            f"no running Ray was found ({address}): {' '.join(str(error).split())}; accepted: the address of "
+            "one, or local, which starts one",
             param="cluster",
         ) from error
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fovea.core.errors import ConfigError
 from fovea.core.settings import check_settings, setting
@@ -180,13 +180,13 @@ def _listen(text: str) -> str:
 class EventSettings:
     """Events for routers, which say what the caches hold (docs/routers.md).
 
-    They name tokens of prompts, and anyone who reaches the address may read them.
+    KV events contain the token ids of prompts. Anyone who reaches an address may read them.
     """
 
     kv_events: str = setting(
         "",
         "Address on which cached keys and values are announced over ZMQ, in vLLM's format, such as "
-        "tcp://*:5557; empty: they are not. Needs the extra events.",
+        "tcp://*:5557; empty: they are not. Needs pip install 'fovea-vlm[events]'.",
         check=_listen,
     )
     kv_events_replay: str = setting(
@@ -198,7 +198,7 @@ class EventSettings:
     encoder_events: str = setting(
         "",
         "Address on which cached encoder outputs are announced, for routers that know them, such as Fovea's "
-        "gateway; empty: they are not. Needs the extra events.",
+        "gateway; empty: they are not. Needs pip install 'fovea-vlm[events]'.",
         check=_listen,
     )
     encoder_events_replay: str = setting(
@@ -206,8 +206,8 @@ class EventSettings:
     )
     events_kept: int = setting(
         10_000,
-        "Messages of each kind that are kept for subscribers who missed some. Who missed earlier ones gets "
-        "the whole state.",
+        "Messages of each kind that are kept for subscribers who missed some. A subscriber that needs older "
+        "ones gets the whole state instead.",
         low=1,
         high=10_000_000,
     )
@@ -220,7 +220,7 @@ class EventSettings:
         for name in ("kv_events", "encoder_events"):
             if getattr(self, f"{name}_replay") and not getattr(self, name):
                 raise ConfigError(
-                    f"{name}_replay is set, but no address on which there are announcements: set {name}",
+                    f"{name}_replay needs {name}: set both",
                     param=f"{name}_replay",
                 )
         used = [getattr(self, name) for name in EVENT_ADDRESSES if getattr(self, name)]
@@ -241,6 +241,21 @@ class EventSettings:
             if text.startswith("ipc:")
             else f"{head}:{int(port) + self.event_rank}"
         )
+
+
+def check_event_addresses(settings: EventSettings, engines: int) -> None:
+    """Refuse addresses that several engines behind one server would share. Raises ConfigError."""
+    used: dict[str, str] = {}
+    for rank in range(engines):
+        for name in EVENT_ADDRESSES:
+            address = replace(settings, event_rank=rank).address(name)
+            if address and address in used:
+                raise ConfigError(
+                    f"engine {rank} would announce by {name} on {address}, as another engine does by "
+                    f"{used[address]}; accepted for {engines} engines: ports at least {engines} apart",
+                    param=name,
+                )
+            used[address] = name
 
 
 EVENT_ADDRESSES = ("kv_events", "kv_events_replay", "encoder_events", "encoder_events_replay")

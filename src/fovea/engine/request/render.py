@@ -29,13 +29,15 @@ from fovea.engine.request.prepare import to_sequence
 from fovea.engine.request.prompt_plan import PreparedPrompt
 
 LayOut = Callable[[GenerationRequest, int], tuple[PreparedPrompt, int]]
-"""Maps a request and steps down in detail to its prompt (no video is decoded) and the limit of answers."""
+"""Returns the prompt and the longest answer, in tokens, of a request. No video is decoded.
+
+The number says by how many detail levels its images are lowered."""
 
 
 def render(request: GenerationRequest, lay_out: LayOut, gate: FirstTokenGate) -> Rendered:
     """Return the prompt of a request. For a worker thread.
 
-    gate: decides by the load of now whether images get less detail. The request does not enter.
+    gate: decides by the load of now whether images get less detail. The request is not queued.
     Raises the errors of `lay_out`, and InvalidRequest if the result follows from pixels.
     """
     request = replace(request, prompt=without_pixels(request.prompt))

@@ -1,7 +1,7 @@
 """Renders: which token ids, images and places in the prompt the engine would compute for a request now.
 
 Routers ask before they forward a request. Images are fetched, but never decoded; no place in the engine's
-queue is taken, and no tokens are counted. A bound of their own limits renders.
+queue is taken, and no tokens are counted. `max_renders` limits them separately.
 """
 
 from __future__ import annotations
