@@ -124,9 +124,7 @@ def _show(state: ClusterState) -> None:
     for model in state.models:
         for role in model.roles:
             count = f"{len(role.replicas)} of {role.target}"
-            roles.add_row(
-                model.name, role.role, role.state, count, role.message or role.reason, role.change
-            )
+            roles.add_row(model.name, role.role, role.state, count, role.message or role.reason, role.change)
             for one in role.replicas:
                 replicas.add_row(
                     one.name, model.name, role.role, one.state, one.node, str(one.pid or ""),

@@ -12,8 +12,12 @@ from typing import Any
 
 NAMESPACE = "fovea"
 REPLICA, DECISION, SECRET, SPEC = "replica", "decision", "secret", "spec"
-"""Kinds of entries. replica: of one replica. decision: of one deployment. secret: the key of the peers. spec:
-the environment with which Ray Serve was started."""
+"""Kinds of entries. replica: of one replica. decision: of one deployment. secret: keys. spec: the environment
+with which Ray Serve was started."""
+KEYS = ("FOVEA_API_KEY", "FOVEA_ADMIN_KEY", "FOVEA_METRICS_KEY")
+"""Variables with keys of `fovea serve`. `fovea cluster up` passes its own ones on to all engines."""
+PEER_KEY = "FOVEA_PEER_KEY"
+"""Variable with the secret that peers share. `fovea cluster up` makes one if it has none."""
 FRESH_S = 15.0
 """Seconds after which an entry of a replica counts as that of a dead one."""
 

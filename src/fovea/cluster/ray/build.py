@@ -1,20 +1,26 @@
-"""A spec as values of Ray Serve: the plan of each engine, and the options of each deployment.
+"""A spec as a configuration of Ray Serve: applications, the plan of each engine, options of deployments.
+
+It is what `serve deploy`, Ray Serve's REST API and KubeRay's `serveConfigV2` take. Ray Serve compares it with
+what runs: replicas are replaced only if their plan changes, and not if their number does. It holds no
+secrets, which replicas get from the board (`board.py`), or from their environment.
 
 This module does not import ray.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fovea.cluster.ray.ingress import SIGNALS_S
+from fovea.cluster.ray.ingress import SIGNALS_S, environment
 from fovea.cluster.ray.placement import CPU, GPU, MEMORY, Bundle
 from fovea.cluster.ray.spec import PEERS, ClusterSpec, Model, Role
 
+BUILDER = "fovea.cluster.ray.replica:build"
 POLICY = "fovea.cluster.ray.policy:ScalePolicy"
 ROUTER = "fovea.cluster.ray.router:KeyRouter"
+PROXIES = {"head": "HeadOnly", "every-node": "EveryNode"}
 MOST_REQUESTS = 100_000
 """Requests that Ray Serve lets a replica have: the engine has limits of its own, and says so to clients."""
 SURGE_PERCENT = 25
@@ -35,8 +41,7 @@ class Plan:
     drain_s: seconds that running answers have at its end.
     ranks: processes of the engine.
     peers: by the name of the setting for their addresses: their role, and the most replicas of it.
-    peer_key: the secret that all peers share; "": there are no peers.
-    keys: keys of clients and operators, by the name of their variable.
+    has_peers: whether engines of the model work for each other.
     target_s: target of first tokens, in seconds; 0: none.
     """
 
@@ -47,13 +52,12 @@ class Plan:
     drain_s: float
     ranks: int = 1
     peers: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    peer_key: str = field(default="", repr=False)
-    keys: Mapping[str, str] = field(default_factory=dict, repr=False)
+    has_peers: bool = False
     target_s: float = 0.0
 
 
-def plan(model: Model, role: Role, *, peer_key: str, keys: Mapping[str, str]) -> Plan:
-    """Return the plan of a role's engines. peer_key: of the cluster. keys: see `Plan`."""
+def plan(model: Model, role: Role) -> Plan:
+    """Return the plan of a role's engines."""
     own = model.engine_settings(role)
     settings: dict[str, Any] = {
         "served_model_name": model.name,
@@ -84,25 +88,55 @@ def plan(model: Model, role: Role, *, peer_key: str, keys: Mapping[str, str]) ->
         model.drain_s,
         model.ranks(role),
         peers,
-        peer_key if len(model.roles) > 1 else "",
-        keys,
+        len(model.roles) > 1,
         target_ms / 1000 if isinstance(target_ms, int) else 0.0,
     )
 
 
-def options(
-    spec: ClusterSpec, model: Model, role: Role, wanted: list[Bundle], environment: Mapping[str, str]
-) -> dict[str, Any]:
-    """Return the options of a role's deployment.
+Resources = Mapping[tuple[str, str], list[Bundle]]
+"""The bundles of a replica, by model and role."""
 
-    wanted: the bundles of a replica. environment: variables of its process.
+
+def configuration(spec: ClusterSpec, resources: Resources, surging: Collection[str]) -> dict[str, Any]:
+    """Return the configuration of Ray Serve for a spec.
+
+    surging: names of the models whose updates start new replicas before they stop old ones.
     """
+    return {
+        "proxy_location": PROXIES[spec.ingress.location],
+        "http_options": {"host": spec.ingress.host, "port": spec.ingress.port},
+        "applications": [
+            {
+                "name": model.name,
+                "route_prefix": spec.prefix(model),
+                "import_path": BUILDER,
+                "args": {"plans": [asdict(plan(model, role)) for role in model.roles]},
+                "runtime_env": {"env_vars": environment(spec)},
+                "deployments": [
+                    options(
+                        spec,
+                        model,
+                        role,
+                        resources[model.name, role.role],
+                        surge=model.name in surging,
+                    )
+                    for role in model.roles
+                ],
+            }
+            for model in spec.models
+        ],
+    }
+
+
+def options(
+    spec: ClusterSpec, model: Model, role: Role, wanted: list[Bundle], *, surge: bool
+) -> dict[str, Any]:
+    """Return the options of a role's deployment. wanted: the bundles of a replica."""
     first = wanted[0]
     known = {"num_cpus": first.get(CPU, 0), "num_gpus": first.get(GPU, 0), MEMORY: first.get(MEMORY, 0)}
     actor: dict[str, Any] = {
         **known,
         "resources": {name: value for name, value in first.items() if name not in (CPU, GPU, MEMORY)},
-        "runtime_env": {"env_vars": dict(environment)},
     }
     found: dict[str, Any] = {
         "name": role.role,
@@ -111,7 +145,7 @@ def options(
         "graceful_shutdown_timeout_s": model.drain_s + spec.ingress.deregister_s + STOP_MARGIN_S,
         "graceful_shutdown_wait_loop_s": 1.0,
         "health_check_period_s": HEALTH_S,
-        "max_surge_percent": SURGE_PERCENT if model.surge else 0,
+        "max_surge_percent": SURGE_PERCENT if surge else 0,
         **_replicas(role),
     }
     if len(wanted) > 1:

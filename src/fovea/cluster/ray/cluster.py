@@ -16,9 +16,9 @@ from contextlib import suppress
 from typing import Any
 
 from fovea.cluster.ray import board
-from fovea.cluster.ray.build import options, plan
+from fovea.cluster.ray.build import PROXIES, Resources, configuration
 from fovea.cluster.ray.ingress import environment
-from fovea.cluster.ray.placement import Bundle, bundles, needs, place
+from fovea.cluster.ray.placement import Bundle, bundles, fill, needs, place
 from fovea.cluster.ray.spec import ClusterSpec, Model
 from fovea.core.errors import ConfigError, EngineError
 from fovea.core.names import install_command
@@ -26,12 +26,15 @@ from fovea.planner.shape import ModelShape
 
 ShapeOf = Callable[[str], ModelShape]
 """Returns the shape of a model by its name. Raises ConfigError if it is not known."""
-KEYS = ("FOVEA_API_KEY", "FOVEA_ADMIN_KEY", "FOVEA_METRICS_KEY")
-"""Variables with keys of `fovea serve`. `up` passes its own ones on to all engines."""
 NAMESPACE = "serve"
 QUIET = ("ray._private.authentication.authentication_token_setup",)
 """Ray's loggers that say the same at each start."""
 POLL_S = 0.5
+SAY_S = 20.0
+"""Seconds between two lines about a model that does not run yet."""
+LONGEST = 600
+"""Characters of a reason of Ray Serve: its end says what happened."""
+FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
 
 
 def check_installed() -> None:
@@ -81,25 +84,66 @@ def up(spec: ClusterSpec, shape_of: ShapeOf, say: Callable[[str], None]) -> None
     Raises ConfigError for replicas that fit nowhere, and EngineError for those that do not start.
     """
     import ray
+    from ray.serve.context import _get_global_client
+    from ray.serve.schema import ServeDeploySchema
+
+    resources = replica_resources(spec, shape_of)
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    waiting = place(spec, resources, nodes)
+    _start_serve(spec)
+    _put_keys()
+    for one in waiting:
+        say(f"model {one.model}, role {one.role}: waits for a node: {one.reason}")
+    surging = _surging(spec, resources, say)
+    client = _get_global_client()
+    client.deploy_apps(ServeDeploySchema.model_validate(configuration(spec, resources, surging)))
+    _wait(spec, say)
+    for model in spec.models:
+        say(f"model {model.name}: answers at {address_of(spec, model)}")
+
+
+def _surging(spec: ClusterSpec, resources: Resources, say: Callable[[str], None]) -> set[str]:
+    """Return the models for which there is room to start new replicas before old ones stop."""
+    from ray import serve
+    from ray._private.state import available_resources_per_node
+
+    running = set(serve.status().applications)
+    found = set()
+    for model in spec.models:
+        free = [dict(node) for node in available_resources_per_node().values()]
+        room = all(fill(resources[model.name, role.role], free) is None for role in model.roles)
+        if model.surge and (room or model.name not in running):
+            found.add(model.name)
+        elif model.surge:
+            say(f"model {model.name}: no room for one more replica, so an update stops old ones first")
+    return found
+
+
+def _wait(spec: ClusterSpec, say: Callable[[str], None]) -> None:
+    """Wait until all models of a spec run, and no others. Raises EngineError if one does not start."""
     from ray import serve
 
-    resources = _resources(spec, shape_of)
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    for one in place(spec, resources, nodes):
-        say(f"model {one.model}, role {one.role}: waits for a node: {one.reason}")
-    variables = environment(spec)
-    _start_serve(spec, variables)
-    peer_key = _peer_key()
-    keys = {name: os.environ[name] for name in KEYS if os.environ.get(name)}
-    _remove_models(spec, say)
-    for model in spec.models:
-        application = _application(spec, model, resources, variables, peer_key, keys)
-        say(f"model {model.name}: starts")
-        try:
-            serve.run(application, name=model.name, route_prefix=spec.prefix(model))
-        except (RuntimeError, TimeoutError) as error:
-            raise EngineError(f"model {model.name} did not start: {_reason(model.name) or error}") from error
-        say(f"model {model.name}: answers at {address_of(spec, model)}")
+    said_at = time.monotonic()
+    while True:
+        found = serve.status().applications
+        states = {name: str(one.status.value) for name, one in found.items()}
+        for name, state in states.items():
+            if state in FAILED:
+                raise EngineError(f"model {name} did not start: {_reason(found[name])}")
+        if states == {model.name: "RUNNING" for model in spec.models}:
+            return
+        if time.monotonic() - said_at > SAY_S:
+            said_at = time.monotonic()
+            for name, state in states.items():
+                if state != "RUNNING":
+                    say(f"model {name}: {state.lower()} {_reason(found[name])}".rstrip())
+        time.sleep(POLL_S)
+
+
+def _reason(application: Any) -> str:
+    """Return what Ray Serve says of the deployments of a model that do not run."""
+    said = [one.message for one in application.deployments.values() if one.message] or [application.message]
+    return " | ".join(" ".join(text.split())[-LONGEST:] for text in said)
 
 
 def address_of(spec: ClusterSpec, model: Model) -> str:
@@ -110,7 +154,8 @@ def address_of(spec: ClusterSpec, model: Model) -> str:
     return f"http://{host}:{spec.ingress.port}{spec.prefix(model).rstrip('/')}/v1"
 
 
-def _resources(spec: ClusterSpec, shape_of: ShapeOf) -> dict[tuple[str, str], list[Bundle]]:
+def replica_resources(spec: ClusterSpec, shape_of: ShapeOf) -> dict[tuple[str, str], list[Bundle]]:
+    """Return the bundles of a replica by model and role. Raises ConfigError."""
     found = {}
     for model in spec.models:
         shape = None if model.simulate else shape_of(model.model)
@@ -119,11 +164,11 @@ def _resources(spec: ClusterSpec, shape_of: ShapeOf) -> dict[tuple[str, str], li
     return found
 
 
-def _start_serve(spec: ClusterSpec, variables: Mapping[str, str]) -> None:
+def _start_serve(spec: ClusterSpec) -> None:
     """Start Ray Serve, or check that it runs as this spec wants it."""
     from ray import serve
 
-    ingress = spec.ingress
+    ingress, variables = spec.ingress, environment(spec)
     wanted = {**variables, "host": ingress.host, "port": str(ingress.port), "location": ingress.location}
     running = board.get(board.SPEC, "ingress")
     if running is not None:
@@ -138,7 +183,7 @@ def _start_serve(spec: ClusterSpec, variables: Mapping[str, str]) -> None:
     _check_port(ingress.host, ingress.port)
     try:
         serve.start(
-            proxy_location={"head": "HeadOnly", "every-node": "EveryNode"}[ingress.location],
+            proxy_location=PROXIES[ingress.location],
             http_options={"host": ingress.host, "port": ingress.port},
             controller_options={"runtime_env": {"env_vars": dict(variables)}},
         )
@@ -161,57 +206,12 @@ def _check_port(host: str, port: int) -> None:
             ) from error
 
 
-def _peer_key() -> str:
-    """Return the secret of all peers of this cluster, which the first `up` makes."""
-    found = board.get(board.SECRET, "peers")
-    if found is None:
-        found = {"key": secrets.token_hex(16)}
-        board.put(board.SECRET, "peers", found)
-    return str(found["key"])
-
-
-def _remove_models(spec: ClusterSpec, say: Callable[[str], None]) -> None:
-    """Remove the models that an earlier spec had."""
-    from ray import serve
-
-    for name in set(serve.status().applications) - {model.name for model in spec.models}:
-        say(f"model {name}: is removed")
-        serve.delete(name)
-
-
-def _application(
-    spec: ClusterSpec,
-    model: Model,
-    resources: Mapping[tuple[str, str], list[Bundle]],
-    variables: Mapping[str, str],
-    peer_key: str,
-    keys: Mapping[str, str],
-) -> Any:
-    from ray import serve
-
-    from fovea.cluster.ray.replica import AnsweringReplica, WorkingReplica
-
-    others, answering = [], None
-    for role in sorted(model.roles, key=lambda role: role.answers):
-        chosen = options(spec, model, role, resources[model.name, role.role], variables)
-        made = serve.deployment(AnsweringReplica if role.answers else WorkingReplica, **chosen)
-        engine = plan(model, role, peer_key=peer_key, keys=keys)
-        if role.answers:
-            answering = made.bind(engine, *others)
-        else:
-            others.append(made.bind(engine))
-    return answering
-
-
-def _reason(model: str) -> str:
-    """Return what Ray Serve says of the deployments of a model that do not run."""
-    from ray import serve
-
-    found = serve.status().applications.get(model)
-    if found is None:
-        return ""
-    said = [one.message for one in found.deployments.values() if one.message] or [found.message]
-    return " | ".join(" ".join(text.split())[-600:] for text in said)
+def _put_keys() -> None:
+    """Put the keys of this process's environment on the board. A secret of peers stays once there is one."""
+    before = board.get(board.SECRET, "keys") or {}
+    keys = {name: os.environ[name] for name in board.KEYS if os.environ.get(name)}
+    peer_key = os.environ.get(board.PEER_KEY) or before.get(board.PEER_KEY) or secrets.token_hex(16)
+    board.put(board.SECRET, "keys", {**keys, board.PEER_KEY: peer_key})
 
 
 def is_up() -> bool:

@@ -120,7 +120,7 @@ class EngineProcess:
                 return
             text = line.decode("utf-8", "replace").rstrip()
             self._lines.append(text)
-            print(text, file=sys.stderr)  # noqa: T201
+            print(text, file=sys.stderr)
 
     async def wait_until(self, ready: Any) -> None:
         """Wait until `ready`, an asynchronous function of its address, returns true. Raises EngineError."""

@@ -63,7 +63,11 @@ def needs(model: Model, role: Role, shape: ModelShape | None) -> Needs:
     parts = weight_bytes(shape, precision)
     tower = sum(parts.get(part, 0) for part in TOWER)
     decoder = 0 if role.role == "encode" and shape.cross is None else sum(parts.values()) - tower
-    kv = 0 if role.role == "encode" else (_mib(settings, "kv_cache_mib", 0) or (0 if role.gpus else KV_MIB * MIB))
+    kv = (
+        0
+        if role.role == "encode"
+        else (_mib(settings, "kv_cache_mib", 0) or (0 if role.gpus else KV_MIB * MIB))
+    )
     weights, caches = tower + decoder // ranks, _mib(settings, "embed_cache_mib", EMBED_MIB)
     own = weights + kv // ranks + caches
     if role.gpus:
@@ -150,7 +154,7 @@ def place(
         for role in model.roles:
             wanted = resources[model.name, role.role]
             empty = [dict(node) for node in nodes]
-            if missing := _fill(wanted, empty):
+            if missing := fill(wanted, empty):
                 raise ConfigError(
                     f"model {model.name}, role {role.role}: a replica fits nowhere: it needs "
                     f"{_bundle_words(missing)}{_of_ranks(wanted)}, and the nodes have {_nodes_words(nodes)}; "
@@ -158,7 +162,7 @@ def place(
                     param="role",
                 )
             for number in range(role.scale.replicas_min):
-                if missing := _fill(wanted, free):
+                if missing := fill(wanted, free):
                     reason = f"no node has {_bundle_words(missing)} left"
                     waiting.append(
                         Unplaced(
@@ -170,7 +174,7 @@ def place(
     return waiting
 
 
-def _fill(wanted: Sequence[Bundle], nodes: list[dict[str, float]]) -> Bundle | None:
+def fill(wanted: Sequence[Bundle], nodes: list[dict[str, float]]) -> Bundle | None:
     """Take bundles from the first nodes that have them. Return the first that fits nowhere, or None."""
     for bundle in wanted:
         for node in nodes:

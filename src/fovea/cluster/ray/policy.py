@@ -82,5 +82,5 @@ class ScalePolicy:
     def _say(self, name: str, value: dict[str, Any]) -> None:
         try:
             self._publish(board.DECISION, name, value)
-        except Exception:  # noqa: BLE001 scaling must not depend on what is shown of it
+        except Exception:
             log.warning("a decision cannot be published now", exc_info=True)

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets as secret_numbers
+import os
+import secrets
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -39,7 +40,7 @@ ASK_S = 5.0
 RANK_S = 30.0
 
 
-@ray.remote(num_cpus=0)
+@ray.remote(num_cpus=0, max_concurrency=2)
 class Rank:
     """Runs one rank of an engine, beside rank 0."""
 
@@ -60,6 +61,7 @@ class Replica:
         context = serve.get_replica_context()
         self._plan = plan
         self.name = context.replica_id.unique_id
+        self._metrics_key = ""
         self._key = f"{plan.application}/{plan.role}/{self.name}"
         self._ports: dict[str, PeerPorts] = {}
         self._ranks: list[Any] = []
@@ -73,7 +75,7 @@ class Replica:
         """Start the engine, and return when it is ready. Raises EngineError if it ends before."""
         plan, host = self._plan, ray.util.get_node_ip_address()
         settings, environment = dict(plan.settings), {}
-        if plan.peer_key:
+        if plan.has_peers:
             settings |= {"role": plan.role, "transfer_host": host}
         for name, (_, most) in plan.peers.items():
             self._ports[name] = PeerPorts(most)
@@ -81,7 +83,7 @@ class Replica:
         await self._look_for_peers()
         if plan.ranks > 1:
             environment = await self._start_ranks(settings, host)
-        keys, self._metrics_key = self._keys()
+        keys, self._metrics_key = await self._keys()
         self._engine = EngineProcess(
             settings,
             host="127.0.0.1" if plan.answers else host,
@@ -97,14 +99,17 @@ class Replica:
             raise
         self._watch = asyncio.create_task(self._watch_forever())
 
-    def _keys(self) -> tuple[dict[str, str], str]:
+    async def _keys(self) -> tuple[dict[str, str], str]:
         """Return the engine's secrets, and the key with which this replica reads /metrics; "": none."""
-        keys, own = dict(self._plan.keys), ""
+        known, own = await asyncio.to_thread(board.get, board.SECRET, "keys") or {}, ""
+        found = {name: known.get(name) or os.environ.get(name, "") for name in (*board.KEYS, board.PEER_KEY)}
+        peer_key = found.pop(board.PEER_KEY)
+        keys = {name: value for name, value in found.items() if value}
         if keys:
-            own = secret_numbers.token_hex(16)
+            own = secrets.token_hex(16)
             keys["FOVEA_METRICS_KEY"] = ",".join(filter(None, (keys.get("FOVEA_METRICS_KEY", ""), own)))
-        if self._plan.peer_key:
-            keys["FOVEA_PEER_KEY"] = self._plan.peer_key
+        if self._plan.has_peers:
+            keys[board.PEER_KEY] = peer_key
         return keys, own
 
     async def _start_ranks(self, settings: Mapping[str, Any], host: str) -> dict[str, str]:
@@ -119,7 +124,7 @@ class Replica:
         for rank in range(1, plan.ranks):
             place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
             bundle = dict(group.bundle_specs[rank])
-            actor = Rank.options(
+            actor = Rank.options(  # type: ignore[attr-defined]
                 scheduling_strategy=place,
                 num_cpus=bundle.pop("CPU", 0),
                 num_gpus=bundle.pop("GPU", 0),
@@ -144,9 +149,10 @@ class Replica:
         assert self._engine is not None
         headers = {"authorization": f"Bearer {self._metrics_key}"} if self._metrics_key else {}
         with suppress(TimeoutError, OSError):
-            async with asyncio.timeout(ASK_S), self.relay.session.get(
-                self._engine.address + path, headers=headers
-            ) as answer:
+            async with (
+                asyncio.timeout(ASK_S),
+                self.relay.session.get(self._engine.address + path, headers=headers) as answer,
+            ):
                 return answer.status, await answer.text()
         return 0, ""
 
@@ -160,7 +166,7 @@ class Replica:
             try:
                 await self._look_for_peers()
                 await asyncio.to_thread(board.put, board.REPLICA, self._key, self._entry())
-            except Exception:  # noqa: BLE001 the board lies in Ray's head, which may be away for a while
+            except Exception:
                 log.warning("the board of the cluster cannot be used now", exc_info=True)
 
     def _entry(self) -> dict[str, Any]:
@@ -224,7 +230,7 @@ class _Watched:
 class AnsweringReplica(_Watched):
     """A replica that answers clients."""
 
-    async def __init__(self, plan: Plan, *others: Any) -> None:
+    async def __init__(self, plan: Plan, *others: Any) -> None:  # type: ignore[misc]
         """others: handles of the application's other deployments, which makes them a part of it."""
         self._replica = Replica(plan)
         await self._replica.start()
@@ -240,7 +246,7 @@ class AnsweringReplica(_Watched):
 class WorkingReplica(_Watched):
     """A replica that works for other engines alone."""
 
-    async def __init__(self, plan: Plan) -> None:
+    async def __init__(self, plan: Plan) -> None:  # type: ignore[misc]
         self._replica = Replica(plan)
         await self._replica.start()
 
@@ -248,3 +254,11 @@ class WorkingReplica(_Watched):
         await self._replica.stop()
 
 
+def build(args: Mapping[str, Any]) -> Any:
+    """Return the application of one model. args: its plans, see `build.configuration`."""
+    plans = [Plan(**values) for values in args["plans"]]
+    others = [
+        serve.deployment(WorkingReplica, name=plan.role).bind(plan) for plan in plans if not plan.answers
+    ]
+    answering = next(plan for plan in plans if plan.answers)
+    return serve.deployment(AnsweringReplica, name=answering.role).bind(answering, *others)

@@ -12,7 +12,7 @@ from ray.serve._private.request_router.request_router import RequestRouter
 
 from fovea.cluster.ray.ingress import ranked
 
-BALANCE = 1.5
+BALANCE = 2.0
 
 
 class KeyRouter(RequestRouter):

@@ -1,4 +1,4 @@
-"""The spec of a cluster: one TOML file with the models, the roles of their engines, and where clients come in.
+"""The spec of a cluster: one TOML file with models, the roles of their engines, and where clients come in.
 
     address = "auto"                # a Ray that runs; "": `up` starts one on this machine, and stays with it
 
@@ -76,7 +76,7 @@ class Ingress:
         "every-node", "Nodes with a proxy: the head, or every node with a replica.", choices=LOCATIONS
     )
     balance: float = setting(
-        1.5,
+        2.0,
         "A replica gets at most this many times the average number of requests; others go to the next one.",
         low=1.0,
         high=100.0,
@@ -233,8 +233,8 @@ class ClusterSpec:
     models: tuple[Model, ...]
     address: str = setting(
         "",
-        'Address of a running Ray: "auto" on one of its nodes, or HOST:PORT. Empty: `fovea cluster up` starts '
-        "one on this machine.",
+        'Address of a running Ray: "auto" on one of its nodes, or HOST:PORT. Empty: `fovea cluster up` '
+        "starts one on this machine.",
         check=_check_address,
     )
     ingress: Ingress = field(default_factory=Ingress)
