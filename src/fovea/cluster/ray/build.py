@@ -13,22 +13,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fovea.cluster.ray.ingress import SIGNALS_S, environment
-from fovea.cluster.ray.placement import CPU, GPU, MEMORY, Bundle
+from fovea.cluster.ray.ingress import environment
+from fovea.cluster.ray.placement import KV_MIB, Bundle
 from fovea.cluster.ray.spec import PEERS, ClusterSpec, Model, Role
+from fovea.deploy import ray_serve
 
-BUILDER = "fovea.cluster.ray.replica:build"
-POLICY = "fovea.cluster.ray.policy:ScalePolicy"
 ROUTER = "fovea.cluster.ray.router:KeyRouter"
 PROXIES = {"head": "HeadOnly", "every-node": "EveryNode"}
-MOST_REQUESTS = 100_000
-"""Requests that Ray Serve lets a replica have: the engine has limits of its own, and says so to clients."""
-SURGE_PERCENT = 25
-"""New replicas at a time in an update, rounded up, before old ones stop."""
-STOP_MARGIN_S = 30.0
-HEALTH_S = 5.0
-LOOK_BACK_S = 10 * SIGNALS_S + 5
-"""Seconds of reports that the controller keeps. The policy reads the latest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +60,7 @@ def plan(model: Model, role: Role) -> Plan:
     else:
         settings |= {"model": model.model, "device": "cuda" if role.gpus else "cpu"}
         if not role.gpus:
-            settings |= {"threads": max(1, int(role.cpus)), "kv_cache_mib": 1024}
+            settings |= {"threads": max(1, int(role.cpus)), "kv_cache_mib": KV_MIB}
     if role.role == "encode":
         settings.pop("kv_cache_mib", None)
     settings |= own
@@ -102,18 +93,17 @@ def configuration(spec: ClusterSpec, resources: Resources, surging: Collection[s
 
     surging: names of the models whose updates start new replicas before they stop old ones.
     """
+    variables = environment(spec)
     return {
         "proxy_location": PROXIES[spec.ingress.location],
         "http_options": {"host": spec.ingress.host, "port": spec.ingress.port},
         "applications": [
-            {
-                "name": model.name,
-                "route_prefix": spec.prefix(model),
-                "import_path": BUILDER,
-                "args": {"plans": [asdict(plan(model, role)) for role in model.roles]},
-                "runtime_env": {"env_vars": environment(spec)},
-                "deployments": [
-                    options(
+            ray_serve.application(
+                model.name,
+                spec.prefix(model),
+                [asdict(plan(model, role)) for role in model.roles],
+                [
+                    _options(
                         spec,
                         model,
                         role,
@@ -122,53 +112,23 @@ def configuration(spec: ClusterSpec, resources: Resources, surging: Collection[s
                     )
                     for role in model.roles
                 ],
-            }
+                variables,
+            )
             for model in spec.models
         ],
     }
 
 
-def options(
+def _options(
     spec: ClusterSpec, model: Model, role: Role, wanted: list[Bundle], *, surge: bool
 ) -> dict[str, Any]:
-    """Return the options of a role's deployment. wanted: the bundles of a replica."""
-    first = wanted[0]
-    known = {"num_cpus": first.get(CPU, 0), "num_gpus": first.get(GPU, 0), MEMORY: first.get(MEMORY, 0)}
-    actor: dict[str, Any] = {
-        **known,
-        "resources": {name: value for name, value in first.items() if name not in (CPU, GPU, MEMORY)},
-    }
-    found: dict[str, Any] = {
-        "name": role.role,
-        "ray_actor_options": actor,
-        "max_ongoing_requests": MOST_REQUESTS,
-        "graceful_shutdown_timeout_s": model.drain_s + spec.ingress.deregister_s + STOP_MARGIN_S,
-        "graceful_shutdown_wait_loop_s": 1.0,
-        "health_check_period_s": HEALTH_S,
-        "max_surge_percent": SURGE_PERCENT if surge else 0,
-        **_replicas(role),
-    }
-    if len(wanted) > 1:
-        found |= {"placement_group_bundles": wanted, "placement_group_strategy": "PACK"}
+    found = ray_serve.deployment(
+        role.role, wanted, drain_s=model.drain_s, deregister_s=spec.ingress.deregister_s, surge=surge
+    )
+    found |= ray_serve.replicas(role.scale.replicas_min, role.scale.replicas_max, asdict(role.scale))
     if role.answers and not spec.ingress.haproxy:
         found["request_router_config"] = {
             "request_router_class": ROUTER,
             "request_router_kwargs": {"balance": spec.ingress.balance},
         }
     return found
-
-
-def _replicas(role: Role) -> dict[str, Any]:
-    scale = role.scale
-    if scale.replicas_min == scale.replicas_max:
-        return {"num_replicas": scale.replicas_min}
-    return {
-        "autoscaling_config": {
-            "min_replicas": scale.replicas_min,
-            "max_replicas": scale.replicas_max,
-            "upscale_delay_s": 0.0,
-            "downscale_delay_s": 0.0,
-            "look_back_period_s": LOOK_BACK_S,
-            "policy": {"policy_function": POLICY, "policy_kwargs": asdict(scale)},
-        }
-    }

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from fovea.cluster.ray.spec import ClusterSpec, Model, Role
 from fovea.core.errors import ConfigError
+from fovea.deploy.ray_serve import CPU, GPU, MEMORY
 from fovea.planner.capacity import TOWER, WORK_SHARE
 from fovea.planner.hardware import find, known_hardware
 from fovea.planner.memory import weight_bytes
@@ -31,7 +32,6 @@ PROCESS = GIB
 """Bytes of an engine's process beside its model: the interpreter, torch, the tokenizer, requests."""
 SIMULATED = 320 * MIB
 """Bytes of a simulated engine, which has no model, and of its replica."""
-MEMORY, CPU, GPU = "memory", "CPU", "GPU"
 Bundle = dict[str, float]
 """Resources of Ray by name; memory in bytes."""
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fovea.core.errors import InvalidRequest
+from fovea.core.names import KEY_HEADER
 from fovea.gateway.backends.backend import Backend
 from fovea.gateway.config import ModelConfig
 from fovea.gateway.generate.dispatch import Won
@@ -25,8 +26,6 @@ PATHS = {
     "messages": "/v1/messages",
     "responses": "/v1/responses",
 }
-KEY_HEADER = "x-fovea-key"
-"""Header by which what is behind a backend's address can send an image to the same engine each time."""
 PASSED_ON = (
     b"traceparent", b"tracestate", b"x-session-id", KEY_HEADER.encode(), b"anthropic-version",
     b"anthropic-beta",
