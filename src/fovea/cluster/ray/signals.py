@@ -59,7 +59,7 @@ class Goodput:
             return None
         bound = min(one for one in counts if one >= self._target_s)
         self._seen.append((now, counts[bound], max(counts.values())))
-        while self._seen[0][0] < now - WINDOW_S and len(self._seen) > 1:
+        while len(self._seen) > 1 and self._seen[1][0] <= now - WINDOW_S:
             self._seen.popleft()
         _, good, total = (end - start for end, start in zip(self._seen[-1], self._seen[0], strict=True))
         return good / total if total > 0 else None
