@@ -365,7 +365,8 @@ def scale(bench: Bench, report: Report) -> None:
 
 
 async def _backlog(bench: Bench) -> tuple[Ends, list[int]]:
-    ends, seen, over = Ends(), [1], False
+    """Keep many requests with new images waiting until there are three replicas; two streams always run."""
+    ends, seen, busy, over = Ends(), [1], True, False
     url = f"http://127.0.0.1:{PORT}"
 
     async def steady(number: int) -> None:
@@ -374,20 +375,25 @@ async def _backlog(bench: Bench) -> tuple[Ends, list[int]]:
             turn += 1
             await send(session, url, body("sim", tokens=150, stream=True, text=f"{number} {turn}"), ends)
 
+    async def crowd(number: int) -> None:
+        turn = 0
+        while busy:
+            turn += 1
+            wanted = body("sim", image=picture(number * 1000 + turn, 448), tokens=4, stream=True)
+            await send(session, url, wanted, ends, headers={"x-fovea-key": f"{number} {turn}"})
+
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         clients = [asyncio.ensure_future(steady(number)) for number in range(2)]
-        wanted = [body("sim", image=picture(number, 448), tokens=4, stream=True) for number in range(400)]
-        burst = [
-            asyncio.ensure_future(send(session, url, one, ends, headers={"x-fovea-key": str(number)}))
-            for number, one in enumerate(wanted)
-        ]
-        end = time.monotonic() + 150
-        while time.monotonic() < end and not (seen[-1] == 1 and max(seen) == 3):
+        clients += [asyncio.ensure_future(crowd(number)) for number in range(30)]
+        end = time.monotonic() + 240
+        while time.monotonic() < end and (busy or seen[-1] != 1):
             count = await asyncio.to_thread(_running, bench)
             if count != seen[-1]:
                 seen.append(count)
-        over = True
-        await asyncio.gather(*clients, *burst)
+            if max(seen) == 3:
+                busy = False
+        busy, over = False, True
+        await asyncio.gather(*clients)
     return ends, seen
 
 

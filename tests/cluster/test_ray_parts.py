@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from aiohttp import web
+from aiohttp import ClientError, ClientSession, web
 
 from fovea.cluster.ray.engine import EngineProcess
 from fovea.cluster.ray.peers import PeerPorts, assign
@@ -238,13 +238,11 @@ async def test_an_engine_that_is_away_is_a_502() -> None:
 
 
 async def is_ready(address: str) -> bool:
-    host, _, port = address.removeprefix("http://").partition(":")
     try:
-        _, writer = await asyncio.open_connection(host, int(port))
-    except OSError:
+        async with ClientSession() as session, session.get(f"{address}/ready") as answer:
+            return answer.status == 200
+    except ClientError:
         return False
-    writer.close()
-    return True
 
 
 async def test_an_engine_starts_and_ends() -> None:

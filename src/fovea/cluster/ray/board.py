@@ -1,4 +1,4 @@
-"""What replicas and the scaling policy publish: addresses for peers, signals and decisions for `status`.
+"""The board of a cluster: addresses for peers, signals and decisions for `status`, keys for engines.
 
 It lies in the key-value store of Ray's head node, so it needs no further actor. Entries have the time at
 which they were written, because a replica that was killed cannot remove its own.

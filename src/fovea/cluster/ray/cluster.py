@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import Any
 
 from fovea.cluster.ray import board
@@ -38,15 +39,16 @@ FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
 
 
 def check_installed() -> None:
-    """Raise ConfigError if Ray is not installed."""
-    try:
-        import ray  # noqa: F401
-        from ray import serve  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            f"Ray is not installed ({error}); `fovea cluster` needs it: {install_command('cluster')}",
-            param="cluster",
-        ) from error
+    """Raise ConfigError if Ray is not installed. It imports nothing: Ray Serve would read its environment."""
+    if find_spec("ray") is None:
+        raise _missing("there is no package ray")
+
+
+def _missing(reason: str) -> ConfigError:
+    return ConfigError(
+        f"Ray is not installed ({reason}); `fovea cluster` needs it: {install_command('cluster')}",
+        param="cluster",
+    )
 
 
 def connect(address: str, variables: Mapping[str, str]) -> None:
@@ -54,17 +56,20 @@ def connect(address: str, variables: Mapping[str, str]) -> None:
 
     variables: environment of Ray Serve, which has to be set before it is imported.
     """
+    check_installed()
     os.environ.update(variables)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     for name in QUIET:
         logging.getLogger(name).setLevel(logging.ERROR)
-    check_installed()
-    import ray
-
+    try:
+        import ray
+        from ray import serve  # noqa: F401
+    except ImportError as error:  # ray without its extra `serve`
+        raise _missing(str(error)) from error
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # its import sets another level
     shared: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "WARNING"}
     if not address:
-        ray.init(include_dashboard=False, **shared)
+        ray.init(address="local", include_dashboard=False, **shared)
         return
     try:
         ray.init(address=address, **shared)

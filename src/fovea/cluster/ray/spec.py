@@ -165,8 +165,8 @@ class Model:
     )
     surge: bool = setting(
         True,
-        "Whether an update starts new replicas before it stops old ones, which takes room for one more. "
-        "false: the other way round, so that a role with one replica is away for as long as one starts.",
+        "Whether an update starts new replicas before it stops old ones, if there is room for one more. "
+        "Otherwise it stops old ones first: a role with one replica is away for as long as one starts.",
     )
     roles: tuple[Role, ...] = (Role(),)
     settings: Mapping[str, Any] = field(default_factory=dict)
