@@ -62,7 +62,7 @@ def test_a_wrong_spec_names_file_and_setting(tmp_path: Path, capsys: pytest.Capt
 
 @pytest.fixture
 def ray_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Give Ray a folder of its own, so that no other Ray of this machine is found. Sockets need short paths."""
+    """Give Ray a folder of its own, so that it finds no other Ray of this machine. It needs a short path."""
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
         monkeypatch.setenv("RAY_TMPDIR", folder)
         yield

@@ -32,7 +32,7 @@ from fovea.http.browsers import with_own_name
 from fovea.server.settings import ServerSettings
 
 if TYPE_CHECKING:
-    from fovea.engine.process.sources import EngineSource
+    from fovea.engine.process.sources import ModelSource, SimulatedSource
 
 OnReady = Callable[[str], None]
 """Called with the URL of a server that accepts requests."""
@@ -182,7 +182,7 @@ def _serve_simulated(
 
 
 def _loader(
-    source: EngineSource, address: ServeSettings, settings: ServerSettings
+    source: ModelSource | SimulatedSource, address: ServeSettings, settings: ServerSettings
 ) -> Callable[[], EngineClient]:
     """Return a function that loads the engine, in this process, in one of its own, or in several."""
     if address.data_parallel > 1:
@@ -195,7 +195,7 @@ def _loader(
 
 
 def _fleet_loader(
-    source: EngineSource, address: ServeSettings, settings: ServerSettings
+    source: ModelSource | SimulatedSource, address: ServeSettings, settings: ServerSettings
 ) -> Callable[[], EngineClient]:
     """Return a function that loads several engines, each in a process of its own with a part of the cores.
 
@@ -205,6 +205,7 @@ def _fleet_loader(
     from fovea.engine.process.cores import divide_cores
     from fovea.engine.process.fleet import EngineFleet
     from fovea.engine.process.host import Place
+    from fovea.engine.process.sources import numbered
 
     count = address.data_parallel
     if address.simulate:  # it computes nothing
@@ -214,7 +215,8 @@ def _fleet_loader(
         pool = os.memfd_create("fovea-weights")
         places = [Place(cores, count, pool) for cores in divide_cores(count)]
     loads = [
-        partial(RemoteEngine, source, log_format=settings.logs.log_format, place=place) for place in places
+        partial(RemoteEngine, numbered(source, number), log_format=settings.logs.log_format, place=place)
+        for number, place in enumerate(places)
     ]
     return lambda: EngineFleet(loads)
 

@@ -52,11 +52,14 @@ class Ledger(Generic[K, V]):
         clock: Callable[[], float] = time.monotonic,
         is_pinned: Callable[[V], bool] = lambda value: False,
         rank: Callable[[V], Any] | None = None,
+        watch: Callable[[K, int | None], None] | None = None,
     ) -> None:
         """ttl_s: an entry is stale this many seconds after its creation; None: never.
 
         is_pinned: whether an entry with this value must stay, even if it is stale or the ceiling is exceeded.
         rank: the entry of the lowest rank is evicted first; None: the least recently used one is.
+        watch: called with the key and the size of every entry that is added, with None for a size when it is
+            removed. It must not block.
         """
         self.capacity = capacity
         self.ttl_s = ttl_s
@@ -66,6 +69,7 @@ class Ledger(Generic[K, V]):
         self._clock = clock
         self._is_pinned = is_pinned
         self._rank = rank
+        self._watch = watch
         self._reserved = 0
         self._owners: Owners[K, V] | None = None
         self._entries: OrderedDict[K, Entry[V]] = OrderedDict()
@@ -126,6 +130,8 @@ class Ledger(Generic[K, V]):
             self._owners.add(key, value, size)
         if self.ttl_s is not None:
             heapq.heappush(self._ages, (created, next(self._numbers), key))
+        if self._watch is not None:
+            self._watch(key, size)
 
     def touch(self, key: K) -> None:
         """Make an entry the most recently used one. Raises KeyError if there is none."""
@@ -142,6 +148,8 @@ class Ledger(Generic[K, V]):
                 self._owners.remove(key, entry.value)
             if len(self._ages) > 64 + 2 * len(self._entries):
                 self._compact()
+            if self._watch is not None:
+                self._watch(key, None)
         return entry
 
     def clear(self) -> None:

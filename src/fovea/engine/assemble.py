@@ -16,6 +16,7 @@ from fovea.core.errors import ConfigError, InvalidRequest
 from fovea.core.media import PixelBudget, VisualTokens
 from fovea.core.types import ModelInfo
 from fovea.engine.cache.embeddings import CacheShares, EmbeddingCache, RegionCache, owner_of_key
+from fovea.engine.changes import DEVICE, HOST, watch_outputs
 from fovea.engine.config import MIB, EngineConfig, PixelSettings, SpeculationSettings
 from fovea.engine.drafting import load_drafting
 from fovea.engine.execute.block_moves import STAGING_BUFFERS, staging_blocks
@@ -46,6 +47,7 @@ from fovea.engine.load import LoadedModel
 from fovea.engine.models.look_heads import heads_digest
 from fovea.engine.models.registry import video_model_names
 from fovea.engine.peering import Peering, connect_peers
+from fovea.engine.publish import CacheEvents
 from fovea.engine.regions.encoder import VisualEncoder
 from fovea.engine.request.admission import Admission, FirstTokenGate
 from fovea.engine.request.pixels import PixelPool, PixelStore
@@ -85,6 +87,7 @@ class Assembly:
     info: description of the model, with the context length that this engine allows.
     memory: the parts of the device's memory by the names of `observe.table`; empty on a CPU.
     peering: engines that work for this one, and for which it works.
+    events: announcements of what the caches hold.
     """
 
     embeddings: EmbeddingCache[VisualFeatures]
@@ -101,6 +104,7 @@ class Assembly:
     info: ModelInfo
     memory: Mapping[str, float]
     peering: Peering
+    events: CacheEvents
 
 
 def assemble(
@@ -138,9 +142,15 @@ def assemble(
         _warn_if_few_images_fit(config, loaded)
     ttl_s = config.outputs.embed_ttl_s or None
     shares = CacheShares()
-    slower = slower_tiers(config.outputs, loaded.fingerprint, model.device, shares)
+    events = CacheEvents.open(config)
+    slower = slower_tiers(
+        config.outputs, loaded.fingerprint, model.device, shares, watch_outputs(events.outputs, HOST)
+    )
     embeddings: EmbeddingCache[VisualFeatures] = EmbeddingCache(
-        config.outputs.embed_cache_mib * MIB, ttl_s=ttl_s, on_evict=slower.add_evicted
+        config.outputs.embed_cache_mib * MIB,
+        ttl_s=ttl_s,
+        on_evict=slower.add_evicted,
+        watch=watch_outputs(events.outputs, DEVICE),
     )
     embeddings.divide(owner_of_key, shares.share_of)
     regions: RegionCache[VisualFeatures] = RegionCache(config.outputs.region_cache_mib * MIB, ttl_s=ttl_s)
@@ -153,6 +163,7 @@ def assemble(
         states=StateSlots(states, config.kv.state_spacing) if states else None,
         window=_window(config, decoder, sizes),
         whole_images=decoder.whole_images > 0,
+        changes=events.blocks,
     )
     scheduler = Scheduler(
         config.schedule,
@@ -238,6 +249,7 @@ def assemble(
         info,
         figures,
         peering,
+        events,
     )
 
 
@@ -329,6 +341,7 @@ def engine_stats(parts: Assembly) -> dict[str, float]:
         "grammar_misses": grammars.misses,
         **parts.memory,
         **parts.peering.stats(),
+        **parts.events.stats(),
         **parts.intake.gate.stats(),
         **loop_stats(parts.loop),
     }

@@ -720,6 +720,87 @@ class ParallelSettings:
         return self.tensor_parallel * self.pipeline_parallel
 
 
+_LISTEN = re.compile(r"tcp://(\*|[\w.-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})|ipc://\S+")
+
+
+def _listen(text: str) -> str:
+    found = _LISTEN.fullmatch(text)
+    good = found is not None and (found[2] is None or 0 < int(found[2]) < 65536)
+    return (
+        "" if not text or good else "tcp://HOST:PORT with * for all addresses of this machine, or ipc://PATH"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EventSettings:
+    """Events for routers, which say what the caches hold (docs/routers.md).
+
+    They name tokens of prompts, and anyone who reaches the address may read them.
+    """
+
+    kv_events: str = setting(
+        "",
+        "Address on which cached keys and values are announced over ZMQ, in vLLM's format, such as "
+        "tcp://*:5557; empty: they are not. Needs the extra events.",
+        check=_listen,
+    )
+    kv_events_replay: str = setting(
+        "", "Address on which subscribers ask for earlier announcements of keys and values.", check=_listen
+    )
+    kv_events_topic: str = setting(
+        "", "Topic of these announcements. llm-d wants kv@POD_IP:PORT@MODEL, with the port of the server."
+    )
+    encoder_events: str = setting(
+        "",
+        "Address on which cached encoder outputs are announced, for routers that know them, such as Fovea's "
+        "gateway; empty: they are not. Needs the extra events.",
+        check=_listen,
+    )
+    encoder_events_replay: str = setting(
+        "", "Address on which subscribers ask for earlier announcements of encoder outputs.", check=_listen
+    )
+    events_kept: int = setting(
+        10_000,
+        "Messages of each kind that are kept for subscribers who missed some. Who missed earlier ones gets "
+        "the whole state.",
+        low=1,
+        high=10_000_000,
+    )
+    event_rank: int = setting(
+        0, "Number of this engine among several behind one server.", low=0, high=4096, internal=True
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        for name in ("kv_events", "encoder_events"):
+            if getattr(self, f"{name}_replay") and not getattr(self, name):
+                raise ConfigError(
+                    f"{name}_replay is set, but no address on which there are announcements: set {name}",
+                    param=f"{name}_replay",
+                )
+        used = [getattr(self, name) for name in EVENT_ADDRESSES if getattr(self, name)]
+        if len(set(used)) < len(used):
+            raise ConfigError(
+                f"{', '.join(EVENT_ADDRESSES)} must be different addresses; got: {', '.join(used)}",
+                param="kv_events",
+            )
+
+    def address(self, name: str) -> str:
+        """Return the address of a setting for this engine. As in vLLM, the port grows by `event_rank`."""
+        text = str(getattr(self, name))
+        if not text or not self.event_rank:
+            return text
+        head, _, port = text.rpartition(":")
+        return (
+            f"{text}-{self.event_rank}"
+            if text.startswith("ipc:")
+            else f"{head}:{int(port) + self.event_rank}"
+        )
+
+
+EVENT_ADDRESSES = ("kv_events", "kv_events_replay", "encoder_events", "encoder_events_replay")
+
+
 class EngineOptions(TypedDict, total=False):
     """Keyword arguments of `EngineConfig.of` and `Engine.from_pretrained`.
 
@@ -799,6 +880,13 @@ class EngineOptions(TypedDict, total=False):
     tensor_parallel: int
     pipeline_parallel: int
     parallel_timeout_s: int
+    kv_events: str
+    kv_events_replay: str
+    kv_events_topic: str
+    encoder_events: str
+    encoder_events_replay: str
+    events_kept: int
+    event_rank: int
 
 
 MIB = 1024 * 1024
@@ -819,6 +907,7 @@ class EngineConfig:
     speculation: expected tokens.
     peers: role, and engines that work for this one.
     parallel: the processes that compute the model together.
+    events: announcements of what the caches hold.
     """
 
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -830,6 +919,7 @@ class EngineConfig:
     speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
     peers: PeerSettings = field(default_factory=PeerSettings)
     parallel: ParallelSettings = field(default_factory=ParallelSettings)
+    events: EventSettings = field(default_factory=EventSettings)
 
     @classmethod
     def of(cls, **settings: Unpack[EngineOptions]) -> EngineConfig:

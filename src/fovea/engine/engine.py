@@ -278,6 +278,7 @@ class Engine:
         """Stop at once. Running requests are aborted."""
         self._draining = True
         self.loop.close()
+        self.parts.events.close()
         self._ranks.close()
         self.parts.preparer.close()
         self.parts.intake.grammars.close()

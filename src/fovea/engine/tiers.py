@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from fovea import __version__
 from fovea.engine.cache.disk import DiskStore
 from fovea.engine.cache.disk_files import Array, Arrays
-from fovea.engine.cache.embeddings import CacheShares, owner_of_key
+from fovea.engine.cache.embeddings import CacheShares, Watch, owner_of_key
 from fovea.engine.cache.host import HostStore, WriteQueue
 from fovea.engine.config import MIB, OutputSettings
 from fovea.engine.vision.encoding import VisualFeatures
@@ -146,15 +146,20 @@ class SlowerTiers:
 
 
 def slower_tiers(
-    settings: OutputSettings, fingerprint: str, device: torch.device, shares: CacheShares | None = None
+    settings: OutputSettings,
+    fingerprint: str,
+    device: torch.device,
+    shares: CacheShares | None = None,
+    watch: Watch | None = None,
 ) -> SlowerTiers:
     """Build the tiers that the configuration enables.
 
     fingerprint: as for `DiskTier`.
     shares: bound what each client may fill of the host tier; None: nobody is bound.
+    watch: called for every output that comes to the host tier or goes, see `Ledger`.
     """
     link, ttl = HostLink(device), settings.embed_ttl_s or None
-    host = HostTier(settings.embed_host_mib * MIB, link, ttl) if settings.embed_host_mib else None
+    host = HostTier(settings.embed_host_mib * MIB, link, ttl, watch) if settings.embed_host_mib else None
     if host is not None and shares is not None:
         host.divide(owner_of_key, shares.share_of)
     disk = None
@@ -261,12 +266,15 @@ class HostTier:
     capacity: limit in bytes.
     link: copies features between host and device.
     ttl_s: seconds after which an output expires; None: never.
+    watch: called for every output that comes or goes, see `Ledger`.
     """
 
     name = "host"
 
-    def __init__(self, capacity: int, link: HostLink, ttl_s: float | None = None) -> None:
-        self._store: HostStore[VisualFeatures] = HostStore(capacity, ttl_s=ttl_s)
+    def __init__(
+        self, capacity: int, link: HostLink, ttl_s: float | None = None, watch: Watch | None = None
+    ) -> None:
+        self._store: HostStore[VisualFeatures] = HostStore(capacity, ttl_s=ttl_s, watch=watch)
         self._link = link
 
     def divide(self, owner_of: Callable[[str, object], str], share_of: Callable[[str], float]) -> None:

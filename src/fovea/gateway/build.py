@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fovea import __version__
 from fovea.access.audit import Audit
@@ -43,6 +44,9 @@ from fovea.media.fetch.fetcher import FetchCache, Fetcher
 from fovea.media.fetch.resolve import Resolver
 from fovea.observe.request_log import SlowRequests
 from fovea.observe.tracer import open_tracer
+
+if TYPE_CHECKING:
+    from fovea.gateway.backends.holdings import Followers
 
 log = logging.getLogger("fovea.gateway")
 Version = tuple[int, int, int] | None
@@ -148,6 +152,7 @@ class Life:
         self._changing = asyncio.Lock()
         self._problem = ""
         self._tasks: list[asyncio.Task[None]] = []
+        self._followers: Followers | None = None
         self._stack = AsyncExitStack()
         self._watch = Watch(
             services.fleet,
@@ -176,6 +181,8 @@ class Life:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._followers is not None:
+            await self._followers.aclose()
         await services.shadows.aclose()
         await services.silence.aclose()
         await self._stack.aclose()
@@ -245,7 +252,26 @@ class Life:
             log.info("backend %s went", name)
         if come or gone:
             services.queues.resize()
+            self._follow_caches()
         return come, gone
+
+    def _follow_caches(self) -> None:
+        """Follow the caches of backends that announce them. Raises ConfigError if a package is missing."""
+        fleet = self._services.fleet
+        if self._followers is None and any(
+            one.config.encoder_events or one.config.kv_events for one in fleet
+        ):
+            try:
+                from fovea.gateway.backends.holdings import Followers
+            except ImportError as error:
+                raise ConfigError(
+                    f"events of backends need two packages: pip install 'fovea-vlm[events]' "
+                    f"({error.name} is missing)",
+                    param="encoder_events",
+                ) from error
+            self._followers = Followers(self._services.clock)
+        if self._followers is not None:
+            self._followers.update(fleet)
 
     def _ejected(self, backend: Backend) -> None:
         self._services.metrics.count("ejections", backend.name)
@@ -266,6 +292,8 @@ def _set_gauges(services: Services, metrics: Metrics) -> None:
     for backend in services.fleet:
         metrics.set("backend_up", float(backend.accepts(now, vision=False)), backend.name)
         metrics.set("backend_requests", backend.requests, backend.name)
+        if backend.holdings is not None:
+            metrics.set("backend_images_held", len(backend.holdings), backend.name)
         metrics.set("backend_tokens", backend.text, backend.name, "text")
         metrics.set("backend_tokens", backend.visual, backend.name, "visual")
         for stage, breaker in backend.breakers.items():

@@ -22,6 +22,7 @@ All other keys of the file are settings (`settings.py`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -34,6 +35,7 @@ from fovea.gateway.settings import POLICIES
 
 T = TypeVar("T")
 APIS = ("chat", "completions", "messages", "responses")
+EVENTS = ("encoder_events", "kv_events")
 DEGRADE = ("auto", "detail", "max-pixels", "off")
 
 
@@ -52,6 +54,9 @@ class BackendConfig:
     degrade: how it is asked for fewer visual tokens. "auto": by `detail` if it says that it is Fovea. Others
         are not asked, because they refuse levels that they do not know.
     health: path of its health check; "": /ready, or /health if it has none.
+    encoder_events, kv_events: addresses at which it announces what its caches hold, as in its own settings;
+        "*" stands for the host of its URL. "": it does not. The names with _replay are those at which it
+        repeats announcements.
     """
 
     url: str
@@ -65,6 +70,10 @@ class BackendConfig:
     apis: tuple[str, ...] = ("chat", "completions")
     degrade: str = "auto"
     health: str = ""
+    encoder_events: str = ""
+    encoder_events_replay: str = ""
+    kv_events: str = ""
+    kv_events_replay: str = ""
 
     def __post_init__(self) -> None:
         _check_url(self.url)
@@ -74,6 +83,16 @@ class BackendConfig:
         _check_choices("degrade", (self.degrade,), DEGRADE)
         if self.health and not self.health.startswith("/"):
             raise ConfigError(f"health is {self.health!r}; accepted: a path such as /health", param="health")
+        for name in EVENTS:
+            for key in (name, f"{name}_replay"):
+                _check_events(key, getattr(self, key))
+            if getattr(self, f"{name}_replay") and not getattr(self, name):
+                raise ConfigError(f"{name}_replay is given without {name}", param=f"{name}_replay")
+        if self.kv_events and not self.encoder_events:
+            raise ConfigError(
+                "kv_events names images by hashes, whose images only encoder_events tells; give that, too",
+                param="kv_events",
+            )
         url = self.url.rstrip("/").removesuffix("/v1")
         object.__setattr__(self, "url", url)
         if not self.name:
@@ -257,6 +276,14 @@ def _check_url(url: str) -> None:
         raise wrong
     if port == 0 or any(char <= " " for char in url):
         raise wrong
+
+
+def _check_events(name: str, address: str) -> None:
+    if address and not re.fullmatch(r"tcp://(\*|[\w.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}|ipc://\S+", address):
+        raise ConfigError(
+            f"{name} is {address!r}; accepted: tcp://HOST:PORT with * for the host of the url, or ipc://PATH",
+            param=name,
+        )
 
 
 def _check_choices(name: str, values: tuple[str, ...], accepted: tuple[str, ...]) -> None:

@@ -71,6 +71,10 @@ HISTOGRAMS: Mapping[str, Row] = {
 GAUGES: Mapping[str, Row] = {
     "backend_up": Row("1 if a backend gets requests, 0 if not", ("backend",)),
     "backend_requests": Row("outstanding requests of a backend", ("backend",)),
+    "backend_images_held": Row(
+        "images that a backend's caches hold, by its own events; missing while they are not known",
+        ("backend",),
+    ),
     "backend_tokens": Row("outstanding tokens of a backend", ("backend", "kind")),
     "breaker_open": Row(
         "1 if the circuit breaker of a backend's stage is open, or lets single requests through as a test",

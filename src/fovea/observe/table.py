@@ -200,6 +200,8 @@ COUNTERS = {
     "peer_prefill_failed": "prompts that a peer was asked to compute, in vain",
     "peer_prefill_refused": "prompts that no peer was asked to compute, because all rest after failures",
     "peer_prefill_seconds": "seconds in which requests waited for peers to compute prompts",
+    "event_messages": "messages about cached values that were sent to routers",
+    "event_replays": "questions of routers for earlier messages about cached values",
     "transfers": "values that were fetched from peers",
     "transfers_failed": "values of peers that were lost, late or damaged, so that they are computed here",
     "transfer_bytes": "bytes of the values that were fetched from peers",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import example, given
 
-from fovea.engine.kv.hashing import block_hash, root_hash
+from fovea.engine.kv.hashing import block_hash, mm_hash, root_hash
 from fovea.engine.sequence import ImageSpan
 from tests.support.brains import image
 
@@ -50,6 +50,15 @@ def test_salts_have_disjoint_chains() -> None:
 
 def test_a_name_depends_on_the_blocks_before() -> None:
     assert block_hash(root_hash("a"), [1], 0, []) != block_hash(root_hash("b"), [1], 0, [])
+
+
+def test_the_public_name_of_an_image_is_a_hash_of_its_key() -> None:
+    """A key may contain a client's secret salt, zero bytes included. Nothing of it is shown."""
+    name = mm_hash("secret-salt\x00cat\x00560x420")
+    assert name != mm_hash("other-salt\x00cat\x00560x420")
+    assert len(name) == 64
+    assert name.endswith(48 * "0")
+    assert set(name) <= set("0123456789abcdef")
 
 
 Spans = st.lists(st.sampled_from(["a", "b", "ab", ""]), max_size=2)

@@ -238,3 +238,30 @@ def test_if_all_priorities_are_full_the_least_busy_is_taken() -> None:
     for _ in range(2000):
         busy(plain[0], 1)
     assert endless(situation(plain)).backend is plain[0]
+
+
+def test_a_backend_that_holds_the_image_goes_before_the_order() -> None:
+    among, given = backends(6), demand("x", "image")
+    names = order("image", [(one.name, one.config.weight) for one in among])
+    by_name = {one.name: one for one in among}
+    first, third, last = (by_name[names[place]] for place in (0, 2, 5))
+    assert affine(among, given) == (first, "image")
+    third.holdings, last.holdings = {"image"}, {"image", "other"}
+    assert affine(among, given) == (third, "image, held")
+    third.holdings = {"other"}
+    assert affine(among, given) == (last, "image, held")
+    first.holdings = {"image"}
+    assert affine(among, given) == (first, "image")
+    first.holdings = last.holdings = frozenset()
+    assert affine(among, given) == (first, "image")
+
+
+def test_a_holder_that_is_too_busy_is_passed_over() -> None:
+    among, given = backends(4), demand("x", "image")
+    names = order("image", [(one.name, one.config.weight) for one in among])
+    by_name = {one.name: one for one in among}
+    holder = by_name[names[2]]
+    holder.holdings = {"image"}
+    for _ in range(SETTINGS.busy_requests):
+        busy(holder, 1000)
+    assert affine(among, given) == (by_name[names[0]], "image")

@@ -18,6 +18,8 @@ from typing import Generic, TypeVar
 from fovea.core.ledger import Ledger, LedgerStore
 
 Value = TypeVar("Value")
+Watch = Callable[[str, int | None], None]
+"""Told of every entry that comes, with its size, and of every one that goes, with None."""
 
 
 @dataclass(slots=True)
@@ -43,6 +45,7 @@ class EmbeddingCache(LedgerStore[str, _Output[Value]]):
         *,
         ttl_s: float | None = None,
         on_evict: Callable[[str, Value], None] | None = None,
+        watch: Watch | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """capacity: ceiling in bytes.
@@ -50,6 +53,7 @@ class EmbeddingCache(LedgerStore[str, _Output[Value]]):
         ttl_s: time to live in seconds; None: no bound.
         on_evict: called with key and value of every output that is removed for lack of room, unless it is
             stale. It must not block. It is not called for outputs that are cleared or expire.
+        watch: called for every output that comes or goes, see `Ledger`.
         clock: seconds since the epoch.
         """
         self.hits = 0
@@ -57,7 +61,13 @@ class EmbeddingCache(LedgerStore[str, _Output[Value]]):
         self._on_evict = on_evict
         self._held = 0
         super().__init__(
-            Ledger(capacity, ttl_s=ttl_s, clock=clock, is_pinned=lambda output: bool(output.holders))
+            Ledger(
+                capacity,
+                ttl_s=ttl_s,
+                clock=clock,
+                is_pinned=lambda output: bool(output.holders),
+                watch=watch,
+            )
         )
 
     @property

@@ -25,10 +25,18 @@ class HostStore(Generic[Value]):
     """Values by key. The least recently used value is evicted first. Thread-safe."""
 
     def __init__(
-        self, capacity: int, *, ttl_s: float | None = None, clock: Callable[[], float] = time.time
+        self,
+        capacity: int,
+        *,
+        ttl_s: float | None = None,
+        watch: Callable[[str, int | None], None] | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """capacity: ceiling in bytes. ttl_s: values expire after so many seconds; None: never."""
-        self._ledger: Ledger[str, Value] = Ledger(capacity, ttl_s=ttl_s, clock=clock)
+        """capacity: ceiling in bytes. ttl_s: values expire after so many seconds; None: never.
+
+        watch: called for every value that comes or goes, see `Ledger`.
+        """
+        self._ledger: Ledger[str, Value] = Ledger(capacity, ttl_s=ttl_s, clock=clock, watch=watch)
         self._lock = threading.Lock()
         self._hits = 0
         self._misses = 0

@@ -22,7 +22,7 @@ the tensors.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -47,11 +47,13 @@ class BlockPool:
 
     size: number of blocks.
     evictions: named blocks that lost their name because a sequence took the block.
+    on_evict: called with the name of each of them.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.evictions = 0
+        self.on_evict: Callable[[bytes], None] | None = None
         self._refs = [0] * size
         self._kinds = [Kind.TEXT] * size
         self._used_visual = 0
@@ -191,6 +193,8 @@ class BlockPool:
             self._hash_of[block] = None
             self._cached_visual -= self._kinds[block] is Kind.VISUAL
             self._idle -= 1
+            if self.on_evict is not None:
+                self.on_evict(name)
         for part in self._parts_of.pop(block, ()):
             del self._by_part[part]
 
@@ -365,9 +369,11 @@ class HostBlocks:
     size: number of slots.
     loads: blocks loaded back to the pool so far.
     evictions: slots reused for another block so far.
+    on_evict: called with the name of each full block that is evicted.
     """
 
     def __init__(self, slots: int) -> None:
+        self.on_evict: Callable[[bytes], None] | None = None
         self.size = slots
         self.loads = 0
         self.evictions = 0
@@ -416,6 +422,11 @@ class HostBlocks:
     def unlock(self) -> None:
         self._locked = set()
 
+    @property
+    def names(self) -> list[bytes]:
+        """Names of the full blocks."""
+        return list(self._by_name)
+
     def forget_all(self) -> None:
         self._entries.clear()
         self._by_name.clear()
@@ -431,6 +442,8 @@ class HostBlocks:
         entry = self._entries.pop(slot)
         if entry.name is not None:
             del self._by_name[entry.name]
+            if self.on_evict is not None:
+                self.on_evict(entry.name)
         for name, _ in entry.parts:
             del self._by_part[name]
         self.evictions += 1

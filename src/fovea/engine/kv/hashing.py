@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence as Seq
+from functools import lru_cache
 
 from fovea.engine.sequence import ImageSpan, Sequence
 
@@ -39,6 +40,19 @@ def block_hash(parent: bytes, tokens: Seq[int], start: int, spans: Seq[ImageSpan
             digest.update(struct.pack("<qq", span.start - start, len(key)))
             digest.update(key)
     return digest.digest()
+
+
+@lru_cache(4096)
+def mm_hash(key: str) -> str:
+    """The public name of an image span: 16 hexadecimal digits of the SHA-256 of the span's key, and 48 zeros.
+
+    Renders and KV events name images by it, so that a router can tell which engine has an image's blocks. A
+    key contains the image's identity, the plan and the salt; its hash says nothing about them to a reader who
+    does not know them already. It is in the form in which Dynamo's routers know images (other names they
+    take for text, so that all images of a size are alike to them); for other routers any text will do. It is
+    no key of a cache: if two images had one name, a request might be sent to the wrong engine, no more.
+    """
+    return hashlib.sha256(key.encode()).hexdigest()[:16].ljust(64, "0")
 
 
 class PrefixNames:

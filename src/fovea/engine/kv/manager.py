@@ -24,7 +24,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from fovea.engine.changes import DEVICE, HOST, BlockChanges
 from fovea.engine.keep import NEVER, NOTHING_DROPPED, WINDOW, Kept, kept_at, next_point, room
+from fovea.engine.kv.announce import Announcer
 from fovea.engine.kv.blocks import BlockPool, HostBlocks, Kind, WindowBlocks
 from fovea.engine.kv.hashing import PrefixNames
 from fovea.engine.kv.states import Checkpoints, StateSlots
@@ -55,6 +57,7 @@ class KVManager:
         states: StateSlots | None = None,
         window: WindowBlocks | None = None,
         whole_images: bool = False,
+        changes: BlockChanges | None = None,
     ) -> None:
         """Create a manager without sequences.
 
@@ -67,6 +70,7 @@ class KVManager:
         states: slots for the states of sequences; None: the model has no layers with a state.
         window: blocks of layers with a sliding window; None: the model has no such layers.
         whole_images: the tokens of an image see each other, so no prefix ends inside an image.
+        changes: gets every change of the cached blocks; None: nobody wants to know.
         """
         self.pool = pool
         self.host = HostBlocks(0) if host is None else host
@@ -79,6 +83,7 @@ class KVManager:
         self.states = None if states is None else Checkpoints(states, self.names, pool, share=share_prefixes)
         self.window = window
         self.whole_images = whole_images
+        self._announcer = None if changes is None else Announcer(changes, pool, self.host, block_size)
         self._sequences: dict[str, Sequence] = {}
         self._pending: dict[bytes, str] = {}
         self._expected: dict[str, set[bytes]] = {}
@@ -371,8 +376,11 @@ class KVManager:
         """
         block = self.pool.next()
         if self.pool.kind(block) is not Kind.TEXT:
-            slot = self.host.put(*self.pool.names(block))
+            name, parts = self.pool.names(block)
+            slot = self.host.put(name, parts)
             if slot is not None:
+                if self._announcer is not None and name is not None:
+                    self._announcer.copied(HOST, name)
                 self._moves.append(Move("save", block, slot, self.block_size))
         if seq.kept.until:  # kept rows, and those after them, are never looked for in host memory
             return self.pool.take(Kind.TEXT)
@@ -444,6 +452,8 @@ class KVManager:
         for seq, block, name, rows in self._loading:
             if rows == self.block_size:
                 self.pool.publish(block, name)
+                if self._announcer is not None:
+                    self._announcer.copied(DEVICE, name)
             else:
                 self.pool.publish_part(block, name, rows)
             self._mark_available(seq, name)
@@ -457,6 +467,8 @@ class KVManager:
     def abandon_moves(self) -> None:
         """The step failed: which moves were carried out is unknown, so forget everything in host memory."""
         self._loading, self._compacted = [], []
+        if self._announcer is not None:
+            self._announcer.lost()
         self.host.forget_all()
         if self.states is not None:
             self.states.slots.unlock()
@@ -465,6 +477,8 @@ class KVManager:
         """Remove all names, in the pool and in host memory; blocks in use stay with their sequences."""
         self.pool.forget_all()
         self.host.forget_all()
+        if self._announcer is not None:
+            self._announcer.cleared()
         if self.window is not None:
             self.window.pool.forget_all()
         if self.states is not None:
@@ -491,6 +505,8 @@ class KVManager:
             pool.publish_part(block, name, rows)
         else:
             pool.publish(block, name)
+            if self._announcer is not None and pool is self.pool:
+                self._announcer.computed(seq, position // self.block_size - 1, position // self.block_size)
         pool.release(block)
         return block
 
@@ -592,6 +608,8 @@ class KVManager:
             if self.window is not None:
                 self.window.publish(seq, index, name)
             self._mark_available(seq, name)
+        if self._announcer is not None:
+            self._announcer.computed(seq, first // self.block_size, whole)
 
     def _mark_available(self, seq: Sequence, name: bytes) -> None:
         if self._pending.get(name) == seq.id:

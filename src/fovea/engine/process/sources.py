@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from fovea.core.errors import ConfigError
@@ -82,6 +82,11 @@ class SimulatedSource:
         from fovea.engine.simulate.serving import SimulatedEngine
 
         return SimulatedEngine(self.config, self.cost, self.name)
+
+
+def numbered(source: ModelSource | SimulatedSource, number: int) -> EngineSource:
+    """Return the source of one of several engines behind one server, which announce their caches apart."""
+    return replace(source, config=source.config.changed(event_rank=number))
 
 
 def share_weights(descriptor: int) -> None:

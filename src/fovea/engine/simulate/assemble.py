@@ -14,9 +14,11 @@ from operator import mul
 
 from fovea.core.settings import settings_of
 from fovea.engine.cache.embeddings import EmbeddingCache
-from fovea.engine.config import MIB, EngineConfig
+from fovea.engine.changes import DEVICE, watch_outputs
+from fovea.engine.config import EVENT_ADDRESSES, MIB, EngineConfig
 from fovea.engine.kv.blocks import BlockPool
 from fovea.engine.kv.manager import KVManager
+from fovea.engine.publish import CacheEvents
 from fovea.engine.schedule.itl_limit import BatchControl
 from fovea.engine.schedule.policy import Policy
 from fovea.engine.schedule.scheduler import Scheduler
@@ -50,6 +52,10 @@ TRACE_SETTINGS = frozenset(
 )
 """Settings that `fovea simulate` uses, which replays a trace."""
 SERVER_SETTINGS = TRACE_SETTINGS | {
+    *EVENT_ADDRESSES,
+    "events_kept",
+    "event_rank",
+    "kv_events_topic",
     "degrade_by",
     "degrade_from",
     "detail_policy",
@@ -73,6 +79,7 @@ def simulated_stepper(
     control: BatchControl | None = None,
     oracle: Oracle | None = None,
     learnt: Stepper | None = None,
+    events: CacheEvents | None = None,
 ) -> Stepper:
     """Return a stepper over an executor without a model.
 
@@ -80,11 +87,21 @@ def simulated_stepper(
     policy, control: None: those of the configuration.
     oracle: knows the costs in advance; None: they are learnt, as in the engine.
     learnt: a stepper that has run already, whose predictions of durations are taken over; None: none are.
+    events: announcements of what the caches hold; None: there are none.
     """
     kv = config.kv
-    embeddings: EmbeddingCache[None] = EmbeddingCache(config.outputs.embed_cache_mib * MIB)
+    events = events or CacheEvents()
+    embeddings: EmbeddingCache[None] = EmbeddingCache(
+        config.outputs.embed_cache_mib * MIB, watch=watch_outputs(events.outputs, DEVICE)
+    )
     blocks = BlockPool(pool_tokens(config, cost) // kv.block_size)
-    manager = KVManager(blocks, kv.block_size, share_prefixes=kv.prefix_cache, ttl_s=kv.kv_ttl_s)
+    manager = KVManager(
+        blocks,
+        kv.block_size,
+        share_prefixes=kv.prefix_cache,
+        ttl_s=kv.kv_ttl_s,
+        changes=events.blocks,
+    )
     scheduler = Scheduler(
         config.schedule, manager, embeddings, visual_token_bytes=cost.visual_token_bytes, policy=policy
     )

@@ -31,6 +31,7 @@ from fovea.engine.config import EngineConfig
 from fovea.engine.files import read_json
 from fovea.engine.job import Event, Job, take_waiting
 from fovea.engine.keep import KeepPolicy
+from fovea.engine.publish import CacheEvents
 from fovea.engine.request.admission import Admission, FirstTokenGate, leave_at_end, request_size
 from fovea.engine.request.answer import AnswerState
 from fovea.engine.request.prepare import build_jobs, check_lengths, to_sequence
@@ -73,7 +74,8 @@ class SimulatedEngine:
             special_tokens_in_text=config.model.special_tokens_in_text,
         )
         self.filler = Filler(self.tokenizer)
-        stepper = simulated_stepper(config, cost, self._executor)
+        self._events = CacheEvents.open(config)
+        stepper = simulated_stepper(config, cost, self._executor, events=self._events)
         self.scheduler = stepper.scheduler
         self.loop = EngineLoop(stepper, self.tokenizer)
         self._info = ModelInfo(
@@ -187,7 +189,12 @@ class SimulatedEngine:
         self.loop.call(clear)
 
     def stats(self) -> Mapping[str, float]:
-        return {**scheduler_stats(self.scheduler), **loop_stats(self.loop), **self._gate.stats()}
+        return {
+            **scheduler_stats(self.scheduler),
+            **loop_stats(self.loop),
+            **self._gate.stats(),
+            **self._events.stats(),
+        }
 
     async def close(self, drain_s: float = 0.0) -> None:
         self._draining = True
@@ -195,6 +202,7 @@ class SimulatedEngine:
         while self.admission.in_flight and time.monotonic() < drain_end:
             await asyncio.sleep(0.02)
         await asyncio.to_thread(self.loop.close)
+        await asyncio.to_thread(self._events.close)
 
     def _executor(self, embeddings: EmbeddingCache[None]) -> Executor:
         return RealtimeExecutor(CostExecutor(self.cost, embeddings, self.filler.token), self.filler)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from fovea.gateway.breaker import Breaker
 from fovea.gateway.config import BackendConfig
@@ -28,6 +28,14 @@ LEAST_SHARE = 0.1
 """Share of its weight with which a backend starts that came back."""
 
 
+class Images(Protocol):
+    """The images of an engine's caches, by their identities; `holdings.Holdings` is one, and a set is one."""
+
+    def __contains__(self, identity: object, /) -> bool: ...
+
+    def __len__(self) -> int: ...
+
+
 class Backend:
     """One engine behind the gateway. Used by the event loop's thread only.
 
@@ -43,6 +51,7 @@ class Backend:
     answered_at: time of its last answer, in seconds of the clock.
     busy_until: until then it has asked for no further requests.
     recent: streams of about the last minute; earlier ones count less.
+    holdings: identities of the images that its caches hold now, by its own events; None: it does not tell.
     """
 
     def __init__(
@@ -61,6 +70,7 @@ class Backend:
         self.ejected_until = self.busy_until = 0.0
         self.ejections = 0
         self.answered_at = 0.0
+        self.holdings: Images | None = None
         self.breakers: Mapping[str, Breaker] = {
             stage: Breaker(settings.breaker_failures, settings.breaker_open_s) for stage in STAGES
         }
@@ -85,6 +95,10 @@ class Backend:
     def tokens(self) -> int:
         """Outstanding tokens of text and images."""
         return self.text + self.visual
+
+    def holds(self, identity: str) -> bool | None:
+        """Whether its caches hold an image now; None: it does not tell."""
+        return None if self.holdings is None else identity in self.holdings
 
     def accepts(self, now: float, *, vision: bool) -> bool:
         """Whether a request may be sent to it now. vision: whether the request has images."""

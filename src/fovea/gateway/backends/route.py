@@ -15,15 +15,14 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from fovea.core.errors import ConfigError, Overloaded, Unavailable
 from fovea.gateway.backends.backend import BUSY, Backend, Load
 from fovea.gateway.backends.fleet import Fleet
 from fovea.gateway.config import ModelConfig
-from fovea.gateway.inspect.demand import Demand
 from fovea.gateway.settings import RouteSettings
 
 _BITS = 52
@@ -36,6 +35,24 @@ class Choice(NamedTuple):
 
     backend: Backend
     reason: str
+
+
+class Keyed(Protocol):
+    """The part of a request's demand that decides where it goes."""
+
+    @property
+    def has_images(self) -> bool:
+        """Whether the request has images or videos."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """The identity of the image by which it is routed; "": it has none, or it is not known yet."""
+        ...
+
+    def keys(self) -> Iterator[tuple[str, str]]:
+        """Yield (reason, key), the strongest first; at least one."""
+        ...
 
 
 class Situation(NamedTuple):
@@ -52,7 +69,7 @@ class Situation(NamedTuple):
     candidates: Sequence[Backend]
     members: Sequence[Backend]
     model: str
-    demand: Demand
+    demand: Keyed
     load: Load
     now: float
     version: int
@@ -68,7 +85,7 @@ class Router:
     _policies: dict[str, Policy] = field(default_factory=dict, init=False)
 
     def choose(
-        self, model: ModelConfig, demand: Demand, load: Load, tried: Collection[str] = ()
+        self, model: ModelConfig, demand: Keyed, load: Load, tried: Collection[str] = ()
     ) -> Choice | None:
         """Choose a backend; None: none accepts the request that was not tried.
 
@@ -79,12 +96,17 @@ class Router:
         candidates = [one for one in members if one.name not in tried and one.accepts(now, vision=vision)]
         if not candidates:
             return None
-        if len(members) == 1:
-            return Choice(candidates[0], "only")
-        policy = self._policy(model.policy or self.settings.policy)
-        return policy(Situation(candidates, members, model.name, demand, load, now, self.fleet.version))
+        return self.decide(
+            model, Situation(candidates, members, model.name, demand, load, now, self.fleet.version)
+        )
 
-    def unavailable(self, model: ModelConfig, demand: Demand) -> Unavailable | Overloaded:
+    def decide(self, model: ModelConfig, situation: Situation) -> Choice:
+        """Choose one of the candidates by the policy of the model."""
+        if len(situation.members) == 1:
+            return Choice(situation.candidates[0], "only")
+        return self._policy(model.policy or self.settings.policy)(situation)
+
+    def unavailable(self, model: ModelConfig, demand: Keyed) -> Unavailable | Overloaded:
         """The error for a request that no backend accepts now. It names every backend's reason.
 
         If all of them have only asked for a pause, it tells when the first one wants to be asked again.
@@ -119,7 +141,7 @@ def fraction(hashed: int) -> float:
     return ((hashed >> (64 - _BITS)) + 0.5) / (1 << _BITS)
 
 
-def order(key: str, backends: Sequence[tuple[str, float]]) -> tuple[str, ...]:
+def order(key: str, backends: Iterable[tuple[str, float]]) -> tuple[str, ...]:
     """Return the names of backends in the order of a key. backends: (name, weight)."""
     scores = {name: score(key, name, weight) for name, weight in backends}
     return tuple(sorted(scores, key=lambda name: -scores[name]))
@@ -134,7 +156,7 @@ class Orders:
         self._orders: OrderedDict[tuple[str, str], tuple[str, ...]] = OrderedDict()
 
     def order(
-        self, model: str, key: str, backends: Sequence[tuple[str, float]], version: object
+        self, model: str, key: str, backends: Iterable[tuple[str, float]], version: object
     ) -> tuple[str, ...]:
         """Return `order` of a key among the backends of a model.
 
@@ -187,21 +209,46 @@ class CacheAffine:
         names = self._orders.order(
             situation.model,
             key,
-            [(one.name, one.config.weight) for one in situation.members],
+            ((one.name, one.config.weight) for one in situation.members),
             situation.version,
         )
         able = {one.name: one for one in situation.candidates}
-        ordered = [able[name] for name in names if name in able]
-        weights = {one.name: one.weight(situation.now) for one in ordered}
-        total = sum(one.tokens for one in ordered) + situation.load.tokens
-        unit = self._balance * total / sum(weights.values())
-        # A slow start is relative to the others: if all have just come, none is held back.
-        furthest = max(weights[one.name] / one.config.weight for one in ordered)
-        for place, one in enumerate(ordered):
-            free = one.requests < self._free * weights[one.name] / (one.config.weight * furthest)
-            if free or one.tokens + situation.load.tokens <= unit * weights[one.name]:
-                return Choice(one, reason if place == 0 and one.name == names[0] else f"{reason}, next")
+        fits = self._bound(situation)
+        identity = situation.demand.identity
+        holders = {one.name for one in situation.candidates if identity and one.holds(identity)}
+        for name in names if holders else ():
+            if name in holders and fits(able[name]):
+                return Choice(able[name], reason if name == names[0] else f"{reason}, held")
+        for name in names:
+            if name in able and fits(able[name]):
+                return Choice(able[name], reason if name == names[0] else f"{reason}, next")
         return Choice(least_busy(situation).backend, f"{reason}, all busy")
+
+    def _bound(self, situation: Situation) -> Callable[[Backend], bool]:
+        """Return a function that says whether a backend is not too busy for the request.
+
+        Most often the first backend that is asked has few requests. So the average work, for which all of
+        them are looked at, is computed only when it is needed.
+        """
+        now, tokens = situation.now, situation.load.tokens
+        furthest, unit = 0.0, -1.0
+        # A slow start is relative to the others: if all have just come, none is held back.
+        for one in situation.candidates:
+            furthest = max(furthest, one.weight(now) / one.config.weight)
+            if furthest == 1.0:
+                break
+
+        def fits(one: Backend) -> bool:
+            nonlocal unit
+            weight = one.weight(now)
+            if one.requests < self._free * weight / (one.config.weight * furthest):
+                return True
+            if unit < 0:
+                total = sum(other.tokens for other in situation.candidates) + tokens
+                unit = self._balance * total / sum(other.weight(now) for other in situation.candidates)
+            return one.tokens + tokens <= unit * weight
+
+        return fits
 
 
 class LodCost:

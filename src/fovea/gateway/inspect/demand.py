@@ -117,6 +117,11 @@ class Demand:
         return bool(self.images)
 
     @property
+    def identity(self) -> str:
+        """The identity of its first image; "": it has none, or only an engine can tell."""
+        return self.images[0].identity if self.images else ""
+
+    @property
     def has_links(self) -> bool:
         """Whether the backend has to download images or videos itself."""
         return any(image.name for image in self.images)
