@@ -77,6 +77,20 @@ def run(action: str, spec: Path, *more: str) -> subprocess.Popen[str]:
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="not installed: ray")
 @pytest.mark.usefixtures("ray_folder")
+@pytest.mark.parametrize(
+    ("address", "where"), [("127.0.0.1:9", "at 127.0.0.1:9"), ("auto", "on this machine")]
+)
+def test_no_ray_at_an_address(address: str, where: str, spec: Path) -> None:
+    spec.write_text(f'address = "{address}"\n{spec.read_text()}')
+    process = run("up", spec)
+    err = process.communicate(timeout=120)[1]
+    assert process.returncode == 2
+    where = "on this machine" if address == "auto" else f"at {address}"
+    assert f"no Ray can be reached {where}" in err
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="not installed: ray")
+@pytest.mark.usefixtures("ray_folder")
 def test_a_cluster_starts_answers_and_ends(spec: Path) -> None:
     up = run("up", spec)
     try:

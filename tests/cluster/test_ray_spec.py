@@ -113,9 +113,15 @@ def test_a_model_that_does_not_fit_into_its_gpu_is_refused() -> None:
         bundles(model, model.roles[0], needs(model, model.roles[0], QWEN))
     fits = Role(gpus=1, gpu="L40S")
     assert bundles(Model(), fits, needs(Model(), fits, QWEN))[0]["GPU"] == 1
-    half = Role(gpus=0.25, gpu="L40S")
+    half = Role(gpus=0.25, gpu="L40S", settings={"kv_cache_mib": 1024})
     with pytest.raises(ConfigError, match=r"0\.25 L40S has"):
         bundles(Model(), half, needs(Model(), half, QWEN))
+
+
+def test_a_part_of_a_gpu_needs_a_bound_of_the_kv_pool() -> None:
+    with pytest.raises(ConfigError, match="role all: gpus is 0.5, and without kv_cache_mib"):
+        needs(Model(), Role(gpus=0.5), QWEN)
+    assert needs(Model(), Role(role="encode", gpus=0.5), QWEN).device > 0
 
 
 def test_too_little_memory_is_refused_with_what_is_needed() -> None:

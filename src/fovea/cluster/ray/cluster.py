@@ -30,6 +30,7 @@ ShapeOf = Callable[[str], ModelShape]
 NAMESPACE = "serve"
 QUIET = ("ray._private.authentication.authentication_token_setup",)
 """Ray's loggers that say the same at each start."""
+CONNECT_S = 5.0
 POLL_S = 0.5
 SAY_S = 20.0
 """Seconds between two lines about a model that does not run yet."""
@@ -71,10 +72,13 @@ def connect(address: str, variables: Mapping[str, str]) -> None:
     if not address:
         ray.init(address="local", include_dashboard=False, **shared)
         return
+    where = "on this machine" if address == "auto" else f"at {address}"
     try:
+        if address != "auto":  # Ray would try for a minute
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), CONNECT_S).close()
         ray.init(address=address, **shared)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        where = "on this machine" if address == "auto" else f"at {address}"
+    except (OSError, RuntimeError, ValueError, OverflowError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise EngineError(
             f"no Ray can be reached {where}: {reason}; start one with `ray start --head`, or leave address "

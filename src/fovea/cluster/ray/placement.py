@@ -57,6 +57,12 @@ def needs(model: Model, role: Role, shape: ModelShape | None) -> Needs:
     if model.simulate or shape is None:
         return Needs(0, 0, 0, SIMULATED, 0, SIMULATED)
     settings = model.engine_settings(role)
+    if 0 < role.gpus < 1 and role.role != "encode" and not settings.get("kv_cache_mib"):
+        raise ConfigError(
+            f"model {model.name}, role {role.role}: gpus is {role.gpus:g}, and without kv_cache_mib an "
+            "engine takes all memory of its GPU that is left; accepted: kv_cache_mib in settings, or a whole GPU",
+            param="kv_cache_mib",
+        )
     ranks = model.ranks(role)
     quantization = str(settings.get("quantization", "none"))
     precision = recipe("none" if quantization == "dequantize" else quantization, _dtype(settings))
