@@ -459,8 +459,8 @@ def driver(bench: Bench, report: Report) -> None:
     with contextlib.suppress(RuntimeError):
         wait_for("no process is left", lambda: not marked_processes(), 120)
     left = marked_processes()
-    report.must("the death of the driver leaves no process", not left, left)
-    report.figure("all processes have ended", f"{time.monotonic() - begun:.0f} s after its death")
+    report.must("the death of the driver leaves no engine and no HAProxy", not left, left)
+    report.figure("engine and HAProxy have ended", f"{time.monotonic() - begun:.0f} s after its death")
 
 
 MARK = "FOVEA_TEST_CLUSTER_RUN"

@@ -116,7 +116,8 @@ def test_a_cluster_starts_answers_and_ends(spec: Path) -> None:
         assert "cannot be listened on" in again.communicate(timeout=120)[1]
         down = run("down", spec)
         assert down.communicate(timeout=120)[0].strip() == "down"
-        assert up.wait(120) == 0
+        up.communicate(timeout=120)
+        assert up.returncode == 0
     finally:
         if up.poll() is None:
             up.send_signal(signal.SIGKILL)

@@ -60,7 +60,7 @@ def needs(model: Model, role: Role, shape: ModelShape | None) -> Needs:
     if 0 < role.gpus < 1 and role.role != "encode" and not settings.get("kv_cache_mib"):
         raise ConfigError(
             f"model {model.name}, role {role.role}: gpus is {role.gpus:g}, and without kv_cache_mib an "
-            "engine takes all memory of its GPU that is left; accepted: kv_cache_mib in settings, or a whole GPU",
+            "engine takes all memory that its GPU has left; accepted: with kv_cache_mib, or whole GPUs",
             param="kv_cache_mib",
         )
     ranks = model.ranks(role)
