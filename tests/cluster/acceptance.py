@@ -263,20 +263,41 @@ def node(bench: Bench, report: Report) -> None:
     bench.write(simulated(THREE))
     bench.run("up")
     with bench.gateway() as url:
-        found = asyncio.run(
-            _lose_a_node(bench, {"HAProxy": f"http://127.0.0.1:{PORT}", "gateway": url}, report)
-        )
-    for name, ends in found.items():
-        counts = ", ".join(f"{count} {kind}" for kind, count in ends.counts.items())
-        report.figure(f"a node removed, 12 streams at once through {name}", counts)
-        report.must(f"{name}: no error before the first byte", not ends.counts[REFUSED], ends.notes[:5])
-        report.must(f"{name}: no stream was cut silently", not ends.counts[SILENT])
-    visible = sum(ends.counts[VISIBLE] for ends in found.values())
-    report.must("streams of the lost node ended visibly", visible > 0)
+        urls = {"HAProxy": f"http://127.0.0.1:{PORT}", "gateway": url}
+        found = asyncio.run(_under_load(lambda: bench.nodes.say("remove"), urls, report))
+    _judge("a node removed", found, report)
     begun = time.monotonic()
     bench.nodes.say("add")
     wait_for("three replicas again", lambda: _running(bench) == 3)
     report.figure("a new node has a replica", f"{time.monotonic() - begun:.0f} s after it came")
+
+
+def engine(bench: Bench, report: Report) -> None:
+    """An engine is killed under load. Its replica ends, and Ray Serve starts another one."""
+    bench.write(simulated(THREE))
+    bench.run("up")
+    victim = bench.status()["replicas"][0]
+
+    def kill() -> None:
+        os.kill(victim["pid"], signal.SIGKILL)
+
+    with bench.gateway() as url:
+        urls = {"HAProxy": f"http://127.0.0.1:{PORT}", "gateway": url}
+        found = asyncio.run(_under_load(kill, urls, report))
+    _judge("an engine killed", found, report)
+    wait_for("three replicas again", lambda: _running(bench) == 3)
+    names = {one["name"] for one in bench.status()["replicas"]}
+    report.must("the replica was replaced", victim["name"] not in names, names)
+
+
+def _judge(what: str, found: dict[str, Ends], report: Report) -> None:
+    for name, ends in found.items():
+        counts = ", ".join(f"{count} {kind}" for kind, count in ends.counts.items())
+        report.figure(f"{what}, 12 streams at once through {name}", counts)
+        report.must(f"{name}: no error before the first byte", not ends.counts[REFUSED], ends.notes[:5])
+        report.must(f"{name}: no stream was cut silently", not ends.counts[SILENT])
+    visible = sum(ends.counts[VISIBLE] for ends in found.values())
+    report.must("streams that were lost ended visibly", visible > 0)
 
 
 def _running(bench: Bench) -> int:
@@ -292,7 +313,8 @@ def wait_for(what: str, holds: Callable[[], bool], seconds: float = 120.0) -> No
         time.sleep(0.5)
 
 
-async def _lose_a_node(bench: Bench, urls: dict[str, str], report: Report) -> dict[str, Ends]:
+async def _under_load(harm: Callable[[], object], urls: dict[str, str], report: Report) -> dict[str, Ends]:
+    """Send streams to each URL for 40 s, and do harm after 10."""
     found, over = {name: Ends() for name in urls}, time.monotonic() + 40
 
     async def client(name: str, number: int) -> None:
@@ -310,7 +332,7 @@ async def _lose_a_node(bench: Bench, urls: dict[str, str], report: Report) -> di
         for name, ends in found.items():
             whole = set(ends.counts) == {WHOLE}
             report.must(f"{name}: streams were whole before", whole, (ends.counts, ends.notes[:3]))
-        await asyncio.to_thread(bench.nodes.say, "remove")
+        await asyncio.to_thread(harm)
         await asyncio.gather(*clients)
     return found
 
@@ -478,7 +500,15 @@ def marked_processes() -> dict[int, str]:
     return found
 
 
-PARTS = {"ingress": ingress, "node": node, "update": update, "scale": scale, "tiny": tiny, "plain": plain}
+PARTS = {
+    "ingress": ingress,
+    "node": node,
+    "engine": engine,
+    "update": update,
+    "scale": scale,
+    "tiny": tiny,
+    "plain": plain,
+}
 """Parts on the raylets. Between those with different settings of the ingress the cluster goes down."""
 
 

@@ -2,11 +2,14 @@
 
 spec.py        cluster.toml: models, roles, resources, scaling, ingress
 placement.py   the bytes that a replica needs, and the nodes where it fits
-ingress.py     how requests find a replica: HAProxy's rules, or the order of a key
+build.py       a spec as a configuration of Ray Serve
+cluster.py     up and down; status.py: the state as values
+ingress.py     how a request finds its replica; router.py: for Ray Serve's own proxy
+replica.py     a replica of Ray Serve: one engine, and what Ray needs to know of it
 engine.py      `fovea serve` as a child process, which ends with its replica
-relay.py       passes requests on to the engine of a replica, and its answers back
-replica.py     a replica of Ray Serve: one engine, its relay, its signals
+relay.py       passes requests on to that engine, and its answers back
+peers.py       fixed ports that lead to engines of another role, which come and go
+signals.py     the signals of a replica, from its engine's metrics
 policy.py      scaling: the signals of all replicas become a number of replicas
-board.py       what replicas and the policy publish for peers and for `status`
-deploy.py      a spec as applications of Ray Serve; up, status and down
+board.py       what replicas and the policy publish for each other and for `status`
 """

@@ -130,6 +130,11 @@ class EngineProcess:
                 raise EngineError(f"the engine did not start: {self.ended}")
             await asyncio.sleep(POLL_S)
 
+    async def wait(self) -> None:
+        """Wait until it has ended."""
+        assert self._process is not None
+        await self._process.wait()
+
     async def stop(self, drain_s: float) -> None:
         """End it: SIGTERM, and after its time for running answers SIGKILL."""
         process = self._process

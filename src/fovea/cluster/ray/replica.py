@@ -66,7 +66,7 @@ class Replica:
         self._ports: dict[str, PeerPorts] = {}
         self._ranks: list[Any] = []
         self._engine: EngineProcess | None = None
-        self._watch: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._goodput = Goodput(plan.target_s)
         self._signals = Signals()
         self.relay: Relay | None = None
@@ -97,7 +97,10 @@ class Replica:
         except EngineError:
             await self.stop()
             raise
-        self._watch = asyncio.create_task(self._watch_forever())
+        self._tasks = [
+            asyncio.create_task(self._watch_forever()),
+            asyncio.create_task(self._end_with_engine()),
+        ]
 
     async def _keys(self) -> tuple[dict[str, str], str]:
         """Return the engine's secrets, and the key with which this replica reads /metrics; "": none."""
@@ -156,6 +159,18 @@ class Replica:
                 return answer.status, await answer.text()
         return 0, ""
 
+    async def _end_with_engine(self) -> None:
+        """End this process if the engine ends by itself.
+
+        Proxies then cannot connect, and try another replica at once; a replica without an engine would answer
+        with errors until its health is checked. Ray Serve starts another one.
+        """
+        assert self._engine is not None
+        await self._engine.wait()
+        log.error("the engine has ended, and so does its replica: %s", self._engine.ended)
+        logging.shutdown()
+        os._exit(1)
+
     async def _watch_forever(self) -> None:
         while True:
             await asyncio.sleep(WATCH_S)
@@ -197,8 +212,8 @@ class Replica:
 
     async def stop(self) -> None:
         """End the engine and everything around it. Ray Serve has waited for its answers before."""
-        if self._watch is not None:
-            self._watch.cancel()
+        for task in self._tasks:
+            task.cancel()
         with suppress(Exception):
             await asyncio.to_thread(board.remove, board.REPLICA, self._key)
         if self._engine is not None:
