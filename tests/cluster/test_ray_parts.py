@@ -229,7 +229,7 @@ async def test_an_answer_that_breaks_off_ends_with_an_error(engine: str) -> None
 
 
 async def test_an_engine_that_is_away_is_a_502() -> None:
-    relay = Relay("http://127.0.0.1:9", "r1")
+    relay = Relay("http://127.0.0.1:9", "r1", refuse_after_s=0.0)
     exchange = request(b"/v1", b"x")
     await relay(exchange.scope, exchange.receive, exchange.send)
     assert exchange.sent[0]["status"] == 502

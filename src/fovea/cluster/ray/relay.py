@@ -9,6 +9,7 @@ This module does not import ray.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
 from typing import TYPE_CHECKING, Any
@@ -32,16 +33,20 @@ HOP = frozenset(
 ADDED = frozenset((b"date", b"server", b"x-request-id"))
 """Headers of an answer that Ray Serve adds; the request id is that of the request, which the engine keeps."""
 READ_BYTES = 1 << 18
+REFUSE_AFTER_S = 2.0
 
 
 class Relay:
     """One replica's way to its engine. To be made within the event loop that uses it."""
 
-    def __init__(self, address: str, replica: str) -> None:
-        """address: URL of the engine. replica: name of the replica, for REPLICA_HEADER."""
+    def __init__(self, address: str, replica: str, refuse_after_s: float = REFUSE_AFTER_S) -> None:
+        """address: URL of the engine. replica: name of the replica, for REPLICA_HEADER.
+
+        refuse_after_s: seconds until a request is refused whose engine cannot be reached.
+        """
         import aiohttp
 
-        self._address = address
+        self._address, self._refuse_after_s = address, refuse_after_s
         self._replica = replica.encode()
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
@@ -113,6 +118,11 @@ class Relay:
         return URL(self._address + target.decode("latin-1"), encoded=True)
 
     async def _refuse(self, send: Send, error: Exception) -> None:
+        """Answer for an engine that cannot be reached.
+
+        If the engine has ended, this process ends meanwhile, and a proxy sends the request elsewhere.
+        """
+        await asyncio.sleep(self._refuse_after_s)
         body = json.dumps(
             {
                 "error": {
