@@ -29,7 +29,8 @@ from fovea.engine.changes import (
     StoredOutput,
     V,
 )
-from fovea.engine.config import EngineConfig, EventSettings
+from fovea.engine.config import EngineConfig
+from fovea.engine.config.others import EventSettings
 from fovea.engine.kv.hashing import mm_hash
 
 COLLECT_S = 0.005
