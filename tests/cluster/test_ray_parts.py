@@ -291,6 +291,32 @@ def test_an_engine_dies_with_its_replica() -> None:
     pytest.fail("the engine has outlived its replica by a minute")
 
 
+GUARDED = """
+import subprocess, sys, time
+from fovea.cluster.ray.guard import start_guard
+start_guard()
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="environments of processes are read from Linux's /proc")
+def test_a_guard_ends_what_a_killed_process_leaves() -> None:
+    """HAProxy once outlived a killed `fovea cluster up`, and kept its port from the next one."""
+    parent = subprocess.Popen([sys.executable, "-c", GUARDED], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.send_signal(signal.SIGKILL)
+    parent.communicate()
+    for _ in range(600):
+        if not is_alive(child):
+            return
+        asyncio.run(asyncio.sleep(0.1))
+    os.kill(child, signal.SIGKILL)
+    pytest.fail("a process has outlived its guard by a minute")
+
+
 def is_alive(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii") as file:

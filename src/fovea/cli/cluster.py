@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import os
 import signal
 import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fovea.cli import options
 from fovea.cluster.ray import cluster
+from fovea.cluster.ray.guard import start_guard
 from fovea.cluster.ray.ingress import environment
 from fovea.cluster.ray.spec import ClusterSpec, read_spec
+from fovea.core.errors import ConfigError, EngineError
+from fovea.core.private_files import private_folder
 
 if TYPE_CHECKING:
     from fovea.cluster.ray.status import ClusterState
     from fovea.planner.shape import ModelShape
+
+
+AUTH_MODE = "RAY_AUTH_MODE"
+"""Ray's variable that says whether a token is needed. A Ray that starts sets it for its own process."""
 
 
 def register(commands: Any) -> None:
@@ -41,26 +51,64 @@ def register(commands: Any) -> None:
 def run_up(args: argparse.Namespace) -> int:
     """Start or change a cluster. If it starts Ray itself, it stays until it is interrupted. Returns 0."""
     spec = _spec(args)
-    cluster.connect(spec.address, environment(spec))
     if spec.address:
+        cluster.connect(spec.address, environment(spec))
         cluster.up(spec, _shape, _say)
         return 0
+    cluster.check_installed()
+    guard = start_guard()
+    cluster.connect("", environment(spec))
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     try:
         cluster.up(spec, _shape, _say)
+        _stay(_note(args))
+    finally:
+        cluster.down()
+        cluster.end_ray()
+        guard.communicate()
+    return 0
+
+
+def _stay(note: Path) -> None:
+    """Stay until this process is interrupted, or the cluster is down. note: file for the address of Ray."""
+    note.write_text(f"{cluster.ray_address()} {os.environ.get(AUTH_MODE, 'disabled')}")
+    try:
         _say("up; it ends with this command (Ctrl-C), or by `fovea cluster down`")
         with suppress(KeyboardInterrupt):
             cluster.wait_until_down()
     finally:
-        cluster.down()
-    return 0
+        note.unlink(missing_ok=True)
+
+
+def _note(args: argparse.Namespace) -> Path:
+    """Return the file with the address of the Ray that `up` has started for a spec.
+
+    A machine may have several, so Ray's own search would find any of them.
+    """
+    folder = Path(tempfile.gettempdir()) / f"fovea-cluster-{os.getuid()}"
+    if reason := private_folder(folder):
+        raise ConfigError(f"{folder} cannot be used: {reason}; accepted: a folder of this user alone")
+    name = hashlib.blake2b(str(Path(args.spec).resolve()).encode(), digest_size=8).hexdigest()
+    return folder / name
+
+
+def _address(args: argparse.Namespace, spec: ClusterSpec) -> str:
+    """Return the address of the Ray of a spec, for the commands that do not start it. Raises EngineError."""
+    if spec.address:
+        return spec.address
+    try:
+        address, mode = _note(args).read_text().split()
+    except FileNotFoundError as error:
+        raise EngineError(f"no `fovea cluster up` runs for {args.spec} on this machine") from error
+    os.environ.setdefault(AUTH_MODE, mode)
+    return address
 
 
 def run_status(args: argparse.Namespace) -> int:
     """Show a cluster. Returns 1 if it is not up."""
     spec = _spec(args)
-    cluster.connect(spec.address or "auto", environment(spec))
+    cluster.connect(_address(args, spec), environment(spec))
     from fovea.cluster.ray.status import read_status
 
     state = read_status()
@@ -74,7 +122,7 @@ def run_status(args: argparse.Namespace) -> int:
 def run_down(args: argparse.Namespace) -> int:
     """Stop a cluster. Returns 1 if it was not up."""
     spec = _spec(args)
-    cluster.connect(spec.address or "auto", environment(spec))
+    cluster.connect(_address(args, spec), environment(spec))
     if not cluster.down():
         print("fovea: the cluster was not up", file=sys.stderr)
         return 1

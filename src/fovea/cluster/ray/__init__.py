@@ -7,6 +7,7 @@ cluster.py     up and down; status.py: the state as values
 ingress.py     how a request finds its replica; router.py: for Ray Serve's own proxy
 replica.py     a replica of Ray Serve: one engine, and what Ray needs to know of it
 engine.py      `fovea serve` as a child process, which ends with its replica
+guard.py       ends what a killed `up` leaves behind
 relay.py       passes requests on to that engine, and its answers back
 peers.py       fixed ports that lead to engines of another role, which come and go
 signals.py     the signals of a replica, from its engine's metrics

@@ -86,6 +86,20 @@ def connect(address: str, variables: Mapping[str, str]) -> None:
         ) from error
 
 
+def ray_address() -> str:
+    """Return the address of Ray, for the spec's `address`. The caller has connected."""
+    import ray
+
+    return str(ray.get_runtime_context().gcs_address)
+
+
+def end_ray() -> None:
+    """End the Ray that this process has started."""
+    import ray
+
+    ray.shutdown()
+
+
 def up(spec: ClusterSpec, shape_of: ShapeOf, say: Callable[[str], None]) -> None:
     """Deploy a spec, and wait until all replicas answer. The caller has connected.
 
