@@ -8,6 +8,8 @@
 # make test-portable  repeat the tests of kernels as on a CPU with AVX2, and without Fovea's own kernels (3 minutes)
 # make test-clients  other people's API clients against a server and through the gateway, into docs/clients.md
 #             (5 minutes; 1.2 GB the first time)
+# make test-routers  other people's routers in front of two engines: how often they find the one that has an image
+#             cached, into docs/routers.md (6 minutes; 600 MB the first time)
 # make test-arm  compile the kernels for ARM and test them on emulated processors (needs a Debian machine)
 # make wheel  wheels with compiled kernels for Linux and macOS, into dist/; tries the one of this machine (15 minutes)
 # make sdist  the source distribution, into dist/
@@ -44,7 +46,7 @@ OUT ?= out
 FUZZ_SECONDS ?= 600
 CHAOS_MINUTES ?= 20
 
-.PHONY: help demo servers test test-fresh test-all test-clients test-cluster test-portable test-arm check format serve bench bench-gateway bench-relevance bench-speculation bench-transfer bench-roles attack soak chaos fuzz gpu gpu-rehearsal real wheel sdist sbom release-check test-otel clean
+.PHONY: help demo servers test test-fresh test-all test-clients test-cluster test-routers test-portable test-arm check format serve bench bench-gateway bench-relevance bench-speculation bench-transfer bench-roles attack soak chaos fuzz gpu gpu-rehearsal real wheel sdist sbom release-check test-otel clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -126,6 +128,18 @@ $(CLUSTER)/.installed: pyproject.toml constraints.txt
 test-cluster: $(CLUSTER)/.installed
 	$(CLUSTER)/bin/python -m pytest -q tests/cluster/test_ray_smoke.py -n 0
 	$(CLUSTER)/bin/python -m tests.cluster.acceptance $(PARTS) $(if $(PAGE),--page $(PAGE))
+
+# The routers get an environment of their own, too. Dynamo's frontend runs without most of what it asks for.
+ROUTERS := .venv-routers
+ROUTERS_PIP := $(ROUTERS)/bin/python -m pip --disable-pip-version-check install --quiet
+$(ROUTERS)/.installed: tests/routers/requirements.txt tests/routers/requirements-alone.txt
+	$(PYTHON) -m venv $(ROUTERS)
+	$(ROUTERS_PIP) --requirement tests/routers/requirements.txt
+	$(ROUTERS_PIP) --no-deps --requirement tests/routers/requirements-alone.txt
+	@touch $@
+
+test-routers: $(VENV)/.installed-dev $(ROUTERS)/.installed
+	$(ROUTERS)/bin/python -m tests.routers.table
 
 serve: $(VENV)/.installed
 	$(BIN)/fovea serve

@@ -22,6 +22,7 @@ from fovea.engine.kv.hashing import mm_hash
 from fovea.engine.publish import (
     CacheEvents,
     Message,
+    Publisher,
     ReplayLog,
     identity_of,
     pack_blocks,
@@ -178,8 +179,9 @@ class Subscriber:
         topic, number, payload = self._sub.recv_multipart()
         return topic, unpack_number(number), msgspec.msgpack.decode(payload)
 
-    def ask(self, number: int) -> list[Message]:
+    def ask(self, number: int, pause_s: float = 0.0) -> list[Message]:
         self._ask.send_multipart([b"", number.to_bytes(8, "big")])
+        time.sleep(pause_s)
         found = []
         while True:
             nothing, _, number_, payload = self._ask.recv_multipart()
@@ -251,6 +253,23 @@ def test_subscribers_get_changes_and_can_ask_for_earlier_ones() -> None:
             time.sleep(0.01)
         assert unpack(told[0].payload).events[0].identities == ["identity"]  # type: ignore[union-attr]
         assert events.stats()["event_replays"] >= 5
+
+
+def test_a_long_replay_is_whole_though_the_subscriber_reads_late() -> None:
+    many = 45_000
+    kept: ReplayLog[int, int] = ReplayLog(many, lambda net: bytes(400))
+    for number in range(many):
+        kept.add(net_of({number: number}, []))
+    address, replay = free_ports(2)
+    publisher = Publisher(
+        Changes(), kept, address=address, replay_address=replay, topic="", param="kv_events"
+    )
+    subscriber = Subscriber(address, replay)
+    try:
+        assert [message.number for message in subscriber.ask(0, pause_s=0.5)] == list(range(many))
+    finally:
+        subscriber.close()
+        publisher.close()
 
 
 def test_a_slow_or_absent_subscriber_costs_no_memory() -> None:

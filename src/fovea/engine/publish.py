@@ -56,7 +56,7 @@ class ReplayLog(Generic[K, V]):
     """
 
     def __init__(self, most: int, encode: Callable[[Net[K, V]], bytes]) -> None:
-        self._most = most
+        self.most = most
         self._encode = encode
         self._kept: deque[tuple[Message, Net[K, V]]] = deque()
         self._before: dict[K, V] = {}
@@ -67,7 +67,7 @@ class ReplayLog(Generic[K, V]):
         message = Message(self._next, self._encode(net))
         self._next += 1
         self._kept.append((message, net))
-        if len(self._kept) > self._most:
+        if len(self._kept) > self.most:
             self._forget(self._kept.popleft()[1])
         return message
 
@@ -194,7 +194,7 @@ class Publisher(Generic[K, V]):
         self._socket = self._context.socket(zmq.PUB)
         self._socket.set_hwm(MOST_WAITING)
         self._replay = self._context.socket(zmq.ROUTER)
-        self._replay.set_hwm(2 * MOST_WAITING)
+        self._replay.set_hwm(replay_log.most + MOST_WAITING)  # beyond it, the rest of a replay would be lost
         for socket, wanted, name in (
             (self._socket, address, param),
             (self._replay, replay_address, f"{param}_replay"),

@@ -1,4 +1,4 @@
-"""Engines on a cluster of Ray: `fovea cluster up`, `status` and `down`. The only package that imports ray.
+"""Fovea on Ray: engines and batches. The only package that imports ray; it needs the extra `cluster`.
 
 spec.py        cluster.toml: models, roles, resources, scaling, ingress
 placement.py   the bytes that a replica needs, and the nodes where it fits
@@ -12,5 +12,6 @@ relay.py       passes requests on to that engine, and its answers back
 peers.py       fixed ports that lead to engines of another role, which come and go
 signals.py     the signals of a replica, from its engine's metrics
 policy.py      scaling: the signals of all replicas become a number of replicas
+batch.py       batches of requests over Ray Data; folders.py: where their images lie
 board.py       what replicas and the policy publish for each other and for `status`
 """
