@@ -27,6 +27,7 @@ COMMANDS = {
     "usage": "print usage and costs from a gateway's usage file",
     "experiment": "list, show and decide the A/B experiments of a gateway",
     "deploy": "render containers, proxies, Kubernetes, Triton and cloud artefacts from one spec",
+    "cluster": "run engines on a cluster of Ray: up, status, down",
     "plan": "predict memory, speed and cost, and recommend hardware",
     "doctor": "check a machine, a model or a server before production",
     "advise": "which inference engine suits a situation",
