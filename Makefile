@@ -22,7 +22,7 @@
 # make bench  every figure of README.md, and experts, states and windows (benchmarks/results/decoders.md); the first time
 #             installs the engines to compare with (an hour, 12 GB)
 # make bench-gateway  what the gateway costs and gains, into benchmarks/results/gateway_*.md (25 minutes)
-# make test-cluster  `fovea cluster` on three raylets of Ray (12 minutes; the first time 500 MB more); PAGE=FILE writes
+# make test-cluster  `fovea cluster` on three raylets of Ray, and `fovea batch --cluster` (16 minutes; the first time 500 MB more); PAGE=FILE writes
 #             the figures; PARTS="ingress node" runs some parts
 # make attack attack a running server in every known way, and measure what other clients see (6 minutes);
 #             PAGE=benchmarks/results/attack.md writes the page of results
@@ -122,11 +122,11 @@ CLUSTER_PIP := $(CLUSTER)/bin/python -m pip --disable-pip-version-check install 
 $(CLUSTER)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(CLUSTER)
 	$(CLUSTER_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
-	$(CLUSTER_PIP) --editable '.[cluster]' pytest pytest-asyncio hypothesis pytest-xdist
+	$(CLUSTER_PIP) --editable '.[cluster]' pytest pytest-asyncio hypothesis pytest-xdist "moto[server]"
 	@touch $@
 
 test-cluster: $(CLUSTER)/.installed
-	$(CLUSTER)/bin/python -m pytest -q tests/cluster/test_ray_smoke.py -n 0
+	$(CLUSTER)/bin/python -m pytest -q tests/cluster/test_ray_smoke.py tests/cluster/test_batch_ray.py -n 0
 	$(CLUSTER)/bin/python -m tests.cluster.acceptance $(PARTS) $(if $(PAGE),--page $(PAGE))
 
 # The routers get an environment of their own, too. Dynamo's frontend runs without most of what it asks for.
