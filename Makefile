@@ -8,6 +8,8 @@
 # make test-portable  repeat the tests of kernels as on a CPU with AVX2, and without Fovea's own kernels (3 minutes)
 # make test-clients  other people's API clients against a server and through the gateway, into docs/clients.md
 #             (5 minutes; 1.2 GB the first time)
+# make test-routers  other people's routers in front of two engines: how often they find the one that has an image
+#             cached, into docs/routers.md (6 minutes; 600 MB the first time)
 # make test-arm  compile the kernels for ARM and test them on emulated processors (needs a Debian machine)
 # make wheel  wheels with compiled kernels for Linux and macOS, into dist/; tries the one of this machine (15 minutes)
 # make sdist  the source distribution, into dist/
@@ -20,6 +22,8 @@
 # make bench  every figure of README.md, and experts, states and windows (benchmarks/results/decoders.md); the first time
 #             installs the engines to compare with (an hour, 12 GB)
 # make bench-gateway  what the gateway costs and gains, into benchmarks/results/gateway_*.md (25 minutes)
+# make test-cluster  `fovea cluster` on three raylets of Ray, and `fovea batch --cluster` (16 minutes; the first time 500 MB more); PAGE=FILE writes
+#             the figures; PARTS="ingress node" runs some parts
 # make attack attack a running server in every known way, and measure what other clients see (6 minutes);
 #             PAGE=benchmarks/results/attack.md writes the page of results
 # make chaos  disturb a whole deployment for 20 minutes and check every answer, into docs/reliability.md (Linux, as root;
@@ -44,7 +48,7 @@ OUT ?= out
 FUZZ_SECONDS ?= 600
 CHAOS_MINUTES ?= 20
 
-.PHONY: help demo servers test test-fresh test-all test-clients test-portable test-arm check format serve bench bench-gateway bench-relevance bench-speculation bench-transfer bench-roles bench-fleet attack soak chaos fuzz gpu gpu-rehearsal real wheel sdist sbom release-check test-otel clean
+.PHONY: help demo servers test test-fresh test-all test-clients test-cluster test-routers test-portable test-arm check format serve bench bench-gateway bench-relevance bench-speculation bench-transfer bench-roles bench-fleet attack soak chaos fuzz gpu gpu-rehearsal real wheel sdist sbom release-check test-otel clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -113,6 +117,31 @@ $(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/requirements
 
 test-clients: $(VENV)/.installed $(CLIENTS)/.installed
 	$(CLIENTS)/bin/python tests/clients/table.py
+
+# Ray needs many packages, so it gets an environment of its own.
+CLUSTER := .venv-cluster
+CLUSTER_PIP := $(CLUSTER)/bin/python -m pip --disable-pip-version-check install --quiet --no-compile --constraint constraints.txt
+$(CLUSTER)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(CLUSTER)
+	$(CLUSTER_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
+	$(CLUSTER_PIP) --editable '.[cluster]' pytest pytest-asyncio hypothesis pytest-xdist "moto[server]"
+	@touch $@
+
+test-cluster: $(CLUSTER)/.installed
+	$(CLUSTER)/bin/python -m pytest -q tests/cluster/test_ray_smoke.py tests/cluster/test_batch_ray.py -n 0
+	$(CLUSTER)/bin/python -m tests.cluster.acceptance $(PARTS) $(if $(PAGE),--page $(PAGE))
+
+# The routers get an environment of their own, too. Dynamo's frontend runs without most of what it asks for.
+ROUTERS := .venv-routers
+ROUTERS_PIP := $(ROUTERS)/bin/python -m pip --disable-pip-version-check install --quiet
+$(ROUTERS)/.installed: tests/routers/requirements.txt tests/routers/requirements-alone.txt
+	$(PYTHON) -m venv $(ROUTERS)
+	$(ROUTERS_PIP) --requirement tests/routers/requirements.txt
+	$(ROUTERS_PIP) --no-deps --requirement tests/routers/requirements-alone.txt
+	@touch $@
+
+test-routers: $(VENV)/.installed-dev $(ROUTERS)/.installed
+	$(ROUTERS)/bin/python -m tests.routers.table
 
 serve: $(VENV)/.installed
 	$(BIN)/fovea serve

@@ -44,7 +44,7 @@ from PIL import ImageDraw
 from fovea.core.media import PixelBudget
 from fovea.core.protocols import CacheStage, EngineStatus
 from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt, Usage
-from fovea.engine.config import PixelSettings
+from fovea.engine.config.memory import PixelSettings
 from fovea.engine.files import read_json
 from fovea.engine.request.pixels import PixelPool, PixelStore
 from fovea.engine.request.prompt import PromptBuilder

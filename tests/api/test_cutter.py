@@ -18,6 +18,7 @@ from fovea.api.cutter import (
     SHORT,
     Cut,
     Cutter,
+    has_controls,
 )
 from fovea.api.wire import MAX_TEXT, MAX_VALUES
 from fovea.core.errors import InvalidRequest
@@ -249,3 +250,28 @@ def test_lists_beside_each_other_are_not_deep() -> None:
     body = b"[" + b",".join([b"[[[]]]"] * 1000) + b"]"
     for size in (7, 100, SLICE):
         assert restore(cut(body, size)) == json.loads(body)
+
+
+@QUICK
+@given(size=st.integers(0, 9000), place=st.integers(0, 9000), byte=st.integers(0, 255))
+def test_control_characters_are_noticed_in_short_and_long_texts(size: int, place: int, byte: int) -> None:
+    text = bytearray(b"a" * size)
+    text[place : place + 1] = bytes([byte])
+    assert has_controls(bytes(text)) == (byte < 32)
+
+
+@pytest.mark.parametrize(
+    ("text", "counted"),
+    [
+        ("data:image/png;base64," + "A" * 10_000, False),
+        ("data:image/png;base64," + "\\u0041" * 10_000, True),
+        ("data:" + "é" * 10_000, True),
+        ("word " * 10_000, True),
+    ],
+    ids=["data URL", "escapes", "not ASCII", "text"],
+)
+def test_only_plain_data_urls_cost_nothing_to_parse(text: str, counted: bool) -> None:
+    """The others are decoded, which takes time in proportion to their length."""
+    cutter = Cutter()
+    cutter.feed(('{"messages": ["' + text + '"]}').encode())
+    assert (cutter.text_bytes > 10_000) == counted

@@ -159,6 +159,32 @@ def test_answers_and_errors_are_those_of_one_process(
     assert own == shared
 
 
+@pytest.mark.parametrize("options", [{}, {"video_pruning_rate": 0.5}], ids=["prompt", "error"])
+def test_renders_are_those_of_one_process(both: tuple[Server, Server], options: dict[str, Any]) -> None:
+    """The engine's process gets neither the pixels nor the files of images."""
+    folder = Path(__file__).parents[2] / "examples"
+    picture = base64.b64encode((folder / "shapes.png").read_bytes()).decode()
+    film = base64.b64encode(clip()).decode()
+    parts = [
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}},
+        {"type": "video_url", "video_url": {"url": f"data:video/mp4;base64,{film}"}},
+        {"type": "text", "text": "what is in them?"},
+    ]
+    body = {"messages": [{"role": "user", "content": parts}], **options}
+    own, shared = (
+        httpx.post(f"{server.url}{CHAT}/render", json=body, timeout=WAIT_S).json() for server in both
+    )
+    for answer in (own, shared):
+        answer.pop("request_id", None)
+    assert own == shared
+    if options:
+        assert own["error"]["code"] == "needs_pixels"
+    else:
+        assert {kind: len(names) > 0 for kind, names in own["features"]["mm_hashes"].items()} == {
+            "image": True, "video": True,
+        }  # fmt: skip
+
+
 def test_an_image_that_the_server_holds_is_decoded_for_the_engine(
     both: tuple[Server, Server], folder: Path
 ) -> None:

@@ -12,7 +12,7 @@ from fovea.deploy.spec import DeploySpec, Gateway, Monitoring, Pool, Redis, Scal
 from fovea.deploy.target import Files, render
 from tests.deploy.specs import FULL, SMALL
 
-TARGETS = ("kubernetes", "leaderworkerset", "kserve", "gateway-api", "istio")
+TARGETS = ("kubernetes", "leaderworkerset", "kserve", "rayservice", "gateway-api", "istio")
 NO_GATEWAY = DeploySpec(
     pools=(Pool(name="v1", replicas=9), Pool(name="v2", replicas=1)), tls=True, monitoring=Monitoring()
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fovea.core.errors import ConfigError
-from fovea.engine.config import CompileModes, EngineConfig
+from fovea.engine.config import EngineConfig
+from fovea.engine.config.model import CompileModes
 
 
 def test_components_by_name() -> None:

@@ -18,10 +18,12 @@ from fovea.api.cache_events import END, unpack, unpack_number
 from fovea.core.errors import ConfigError
 from fovea.engine.changes import DEVICE, HOST, Changes, Net, StoredBlock, StoredOutput
 from fovea.engine.config import EngineConfig
+from fovea.engine.config.others import check_event_addresses
 from fovea.engine.kv.hashing import mm_hash
 from fovea.engine.publish import (
     CacheEvents,
     Message,
+    Publisher,
     ReplayLog,
     identity_of,
     pack_blocks,
@@ -178,8 +180,9 @@ class Subscriber:
         topic, number, payload = self._sub.recv_multipart()
         return topic, unpack_number(number), msgspec.msgpack.decode(payload)
 
-    def ask(self, number: int) -> list[Message]:
+    def ask(self, number: int, pause_s: float = 0.0) -> list[Message]:
         self._ask.send_multipart([b"", number.to_bytes(8, "big")])
+        time.sleep(pause_s)
         found = []
         while True:
             nothing, _, number_, payload = self._ask.recv_multipart()
@@ -253,6 +256,23 @@ def test_subscribers_get_changes_and_can_ask_for_earlier_ones() -> None:
         assert events.stats()["event_replays"] >= 5
 
 
+def test_a_long_replay_is_whole_though_the_subscriber_reads_late() -> None:
+    many = 45_000
+    kept: ReplayLog[int, int] = ReplayLog(many, lambda net: bytes(400))
+    for number in range(many):
+        kept.add(net_of({number: number}, []))
+    address, replay = free_ports(2)
+    publisher = Publisher(
+        Changes(), kept, address=address, replay_address=replay, topic="", param="kv_events"
+    )
+    subscriber = Subscriber(address, replay)
+    try:
+        assert [message.number for message in subscriber.ask(0, pause_s=0.5)] == list(range(many))
+    finally:
+        subscriber.close()
+        publisher.close()
+
+
 def test_a_slow_or_absent_subscriber_costs_no_memory() -> None:
     """A pool of ten blocks that changes a hundred thousand times leaves at most twenty changes to tell."""
     changes: Changes[tuple[str, bytes], StoredBlock] = Changes()
@@ -270,14 +290,14 @@ def test_an_address_in_use_and_settings_that_make_no_sense_are_errors() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", int(port.rpartition(":")[2])))
         taken.listen()
-        with pytest.raises(ConfigError, match=r"kv_events is tcp://127.* cannot be listened on"):
+        with pytest.raises(ConfigError, match=r"cannot listen on kv_events tcp://127"):
             CacheEvents.open(EngineConfig.of(kv_events=port))
-        with pytest.raises(ConfigError, match="encoder_events_replay is tcp"):
+        with pytest.raises(ConfigError, match="cannot listen on encoder_events_replay"):
             CacheEvents.open(EngineConfig.of(encoder_events=free_ports(1)[0], encoder_events_replay=port))
     for wrong in ("http://x:1", "tcp://host", "tcp://host:0", "tcp://host:70000", "5557"):
         with pytest.raises(ConfigError, match="accepted: .*tcp://HOST:PORT"):
             EngineConfig.of(kv_events=wrong)
-    with pytest.raises(ConfigError, match="kv_events_replay is set, but"):
+    with pytest.raises(ConfigError, match="kv_events_replay needs kv_events"):
         EngineConfig.of(kv_events_replay=port)
     with pytest.raises(ConfigError, match="must be different addresses"):
         EngineConfig.of(kv_events=port, encoder_events=port)
@@ -290,6 +310,16 @@ def test_engines_behind_one_server_have_addresses_of_their_own() -> None:
     assert config.events.address("kv_events") == "tcp://*:5559"
     assert config.events.address("encoder_events") == "ipc:///run/x-2"
     assert config.events.address("kv_events_replay") == ""
+
+
+def test_engines_behind_one_server_may_not_share_an_address() -> None:
+    """The story: the second engine's announcements had the port of the first one's replays."""
+    near = EngineConfig.of(kv_events="tcp://*:5557", kv_events_replay="tcp://*:5558").events
+    check_event_addresses(near, 1)
+    with pytest.raises(ConfigError, match="ports at least 2 apart"):
+        check_event_addresses(near, 2)
+    far = EngineConfig.of(kv_events="tcp://*:5557", kv_events_replay="tcp://*:5657").events
+    check_event_addresses(far, 100)
 
 
 def test_without_settings_nothing_listens() -> None:

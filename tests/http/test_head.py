@@ -249,6 +249,14 @@ def test_framing_larger_than_the_body(host: Host, piece: bytes) -> None:
     assert wire.answer().status == 400
 
 
+def test_a_request_behind_a_long_body_in_the_same_bytes(host: Host) -> None:
+    """The parser gets a body as a whole, and nothing of what follows it."""
+    body = b'{"x": "' + b"a" * 300_000 + b'"}'
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    wire = host.connect(head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body + get())
+    assert [wire.answer().status, wire.answer().status] == [400, 200]
+
+
 def test_bodies_one_after_the_other_on_a_connection() -> None:
     """The second one was refused, because its chunks were "smaller than what is written around them".
 

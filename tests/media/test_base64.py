@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fovea.core.errors import InvalidImage
 from fovea.media.limits import IMAGE
-from fovea.media.source import decode_base64
+from fovea.media.source import _decode_part, decode_base64, decode_exactly
 from tests.support.thorough import examples
 
 QUICK = settings(max_examples=examples(400), deadline=None, derandomize=True, database=None)
@@ -89,3 +89,17 @@ def test_every_place_of_padding(before: int, pads: int, after: str) -> None:
 def test_a_long_run_of_padding_is_not_searched_to_its_end() -> None:
     """Attack: 60 MiB of =, whose every character the search for the fault would read in one call."""
     assert_equal("AAAA" + "=" * 200_000 + "AAAA", 65536, most=10**6)
+
+
+PARTS = st.text(alphabet='AbQZ9+/=-_\\"\n\x00 é{}u', max_size=12) | st.binary(max_size=30).map(
+    lambda data: base64.b64encode(data).decode()
+)
+
+
+@QUICK
+@given(parts=st.lists(PARTS, max_size=4), last=st.sampled_from(["", "QQ==", "QR==", "QUI=", "QUJ=", "===="]))
+def test_the_fast_decoder_reads_what_pythons_own_reads(parts: list[str], last: str) -> None:
+    """It reads JSON's escapes and base64 for URLs, too, and refuses unused bits that are not 0."""
+    text = "".join(parts).encode() + last.encode()
+    view = memoryview(text[: len(text) // 4 * 4])
+    assert _decode_part(view) == decode_exactly(view)

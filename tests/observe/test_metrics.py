@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fovea.core.types import Delta, StageTimings, Usage
-from fovea.engine.config import DRAFTERS as NAMES
+from fovea.engine.config.schedule import DRAFTERS as NAMES
 from fovea.observe.aliases import ALIASES, CACHE_CONFIG, CACHE_CONFIG_LABELS
 from fovea.observe.metrics import Metrics, RateWindow
 from fovea.observe.table import COUNTERS, DRAFTERS, GAUGES, LABELLED, STAGES, labelled_key

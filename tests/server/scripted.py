@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 
 from fovea.core.protocols import CacheStage, EngineStatus
-from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt, StageTimings, Usage
+from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt, Rendered, StageTimings, Usage
 
 
 class Script:
@@ -35,6 +35,9 @@ class Script:
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
         return [1, 2]
+
+    async def render(self, request: GenerationRequest) -> Rendered:
+        return Rendered([1, 2], (), 16)
 
     async def detokenize(self, ids: Sequence[int]) -> str:
         return "a" * len(ids)

@@ -20,7 +20,7 @@ from PIL import Image
 
 from fovea import Engine
 from fovea.core.protocols import CacheStage, EngineStatus
-from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
+from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt, Rendered
 from fovea.server.app import App, create_app
 from fovea.server.clients import Caller
 from fovea.server.request import Inside, Request
@@ -53,6 +53,9 @@ class SharedEngine:
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
         return await self._engine.tokenize(prompt)
+
+    async def render(self, request: GenerationRequest) -> Rendered:
+        return await self._engine.render(request)
 
     async def detokenize(self, ids: Sequence[int]) -> str:
         return await self._engine.detokenize(ids)

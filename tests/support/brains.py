@@ -17,10 +17,11 @@ from typing import Any
 from fovea.core.sampling import SamplingParams
 from fovea.engine import keep as keeping
 from fovea.engine.cache.embeddings import EmbeddingCache
+from fovea.engine.changes import DEVICE, HOST, BlockChanges
 from fovea.engine.config import EngineConfig
 from fovea.engine.keep import NOTHING_DROPPED, KeepRule, Kept, kept_at, next_point
 from fovea.engine.kv.blocks import BlockPool, HostBlocks, WindowBlocks
-from fovea.engine.kv.manager import Compaction, KVManager, Move
+from fovea.engine.kv.manager import Compaction, KVManager, Move, PrefixMatch
 from fovea.engine.kv.states import StateSlots
 from fovea.engine.schedule.plan import StepPlan, Work
 from fovea.engine.schedule.scheduler import Scheduler
@@ -368,6 +369,32 @@ class SlotRunner:
         )
 
 
+class FollowedKV(KVManager):
+    """A KV manager whose announcements a router follows. Integrity checks compare both."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.changes = BlockChanges()
+        self.announced: set[tuple[str, bytes]] = set()
+        self._keeps = False
+        super().__init__(*args, changes=self.changes, **options)
+
+    def admit(self, seq: Sequence, match: PrefixMatch) -> None:
+        self._keeps |= seq.keep is not None  # blocks of kept rows have names, and are not announced
+        super().admit(seq, match)
+
+    def check_integrity(self) -> None:
+        super().check_integrity()
+        net = self.changes.take()
+        self.announced = set() if net.cleared else self.announced
+        self.announced |= net.stored.keys()
+        self.announced -= set(net.removed)
+        names = (self.pool.names(block)[0] for block in range(self.pool.size))
+        held = {(DEVICE, name) for name in names if name is not None}
+        held |= {(HOST, name) for name in self.host.names}
+        if not self.announced <= held or (self.announced != held and not self._keeps):
+            raise RuntimeError("a router that follows the announcements does not know the cached blocks")
+
+
 def scheduler(
     *,
     blocks: int = 64,
@@ -387,7 +414,7 @@ def scheduler(
     host = HostBlocks(host_slots)
     states = StateSlots(state_slots, state_spacing) if state_slots else None
     most = config.schedule.max_step_tokens + (MOST_IMAGE if whole_images else 0)
-    kv = KVManager(
+    kv = FollowedKV(
         BlockPool(blocks),
         block_size,
         share_prefixes=prefix_cache,

@@ -5,8 +5,9 @@ frames: topic, number (8 bytes, big-endian), and a batch in msgpack: [time, [eve
 map whose `type` is its name. Encoder outputs have events of their own kind on a socket of their own, because
 some routers refuse a whole batch that has an event that they do not know.
 
-A router that has missed messages asks a second socket (ROUTER) with the number from which on it needs them,
-and gets them one by one in the same frames; the number -1 with an empty batch ends them.
+A router that has missed messages asks a second socket by a DEALER socket: an empty frame, and the number from
+which on it needs them. Each answer has an empty frame and the three frames of a message; the number -1 with
+an empty batch ends them.
 
 Source: `vllm/distributed/kv_events.py` of vLLM, version 0.24 and later, whose events are maps.
 """
@@ -32,7 +33,8 @@ class BlockStored(msgspec.Struct, tag=True, omit_defaults=True, gc=False, frozen
     medium: "GPU" for memory of the device, "CPU" for host memory beside it.
     extra_keys: for each block, [name, beginning] of every image that it touches, and in the first block of a
         prompt the cache salt; None: nothing. `name` is that of renders, and `beginning` is the place of the
-        image's first token, counted from the block's. A block's name depends on tokens and these.
+        image's first token minus that of the block's first one, negative if the image began earlier. A
+        block's name depends on its parent, its tokens and these keys.
     """
 
     block_hashes: list[int]
@@ -60,7 +62,8 @@ class EncoderOutputStored(msgspec.Struct, tag=True, omit_defaults=True, gc=False
     """Encoder outputs of images were cached.
 
     mm_hashes: their names, as in `extra_keys` of blocks and in renders.
-    identities: for each, the identity of its image (64 hex digits), whatever its size and its salt are.
+    identities: for each, the identity of its image (64 hex digits), which is the same for every resolution
+        at which the image is encoded, and for every salt.
     sizes: for each, its bytes.
     medium: "GPU" for memory of the device, "CPU" for host memory beside it.
     """

@@ -11,6 +11,9 @@ Line n of OUT answers line n of IN: {"line", "id", "text", "finish_reason",
 "finish_reasons". A second run asks again what failed, and continues after the
 last whole line of OUT.
 
+With --cluster, a Ray cluster answers, IN and OUT may be in an object store, and
+OUT is a folder of files of answers.
+
 Exit codes: 0 every line is answered, 1 some are errors, 2 the command line or a
 file is wrong, 130 interrupted.
 """
@@ -28,11 +31,8 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fovea.api.answer_format import FormatFields, answer_format
-from fovea.api.convert import usage_body
-from fovea.api.errors import error_body
-from fovea.api.explain import explained, fields_of
-from fovea.api.unknown import ignored_fields
+from fovea.api.questions import IMAGES, LineRunner, write_body
+from fovea.cli.batch_cluster import add_cluster_options, check_without, run_cluster
 from fovea.cli.common import (
     SINGLE_USER,
     add_engine_options,
@@ -45,21 +45,10 @@ from fovea.cli.common import (
     sampling_values,
     utf8,
 )
-from fovea.core.errors import FoveaError, InvalidRequest
-from fovea.core.json_text import is_blank, one_line, parse_object
-from fovea.core.media import PixelBudget
-from fovea.core.types import AnswerBuilder
+from fovea.core.errors import InvalidRequest
+from fovea.core.json_text import is_blank, parse_object
 
-FIELDS = ("id", "image", "images", "question", "messages", "params")
-TYPES: tuple[tuple[str, type, str], ...] = (
-    ("image", str, "a path"),
-    ("images", list, "a list of paths"),
-    ("question", str, "text"),
-    ("messages", list, "a list of messages"),
-    ("params", dict, "an object of sampling parameters"),
-)
-IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp")
-"""Endings of the names of images in a folder."""
+IN_FLIGHT = 16
 
 
 def read_questions(path: Path) -> list[bytes]:
@@ -100,55 +89,6 @@ def _file_lines(path: Path) -> list[bytes]:
     return [line for line in lines if not is_blank(line)]
 
 
-def check_question(value: dict[str, Any]) -> None:
-    """Raise InvalidRequest unless the fields are known, compatible and of the right types."""
-    unknown = sorted(set(value) - set(FIELDS))
-    if unknown:
-        raise InvalidRequest(f"unknown field {unknown[0]!r}; known: {', '.join(FIELDS)}", param=unknown[0])
-    for one, other in (
-        ("question", "messages"),
-        ("image", "images"),
-        ("image", "messages"),
-        ("images", "messages"),
-    ):
-        if one in value and other in value:
-            raise InvalidRequest(f"either {one} or {other}, not both", param=one)
-    if "question" not in value and not value.get("messages"):
-        raise InvalidRequest("question or messages is required")
-    for name, kind, words in TYPES:
-        if name in value and not isinstance(value[name], kind):
-            raise InvalidRequest(f"{name} takes {words}", param=name)
-
-
-def sampling_params(params: dict[str, Any]) -> dict[str, Any]:
-    """Convert sampling parameters from JSON to the types of SamplingParams. Raises InvalidRequest.
-
-    The form of the answer has the names that it has over HTTP, such as response_format.
-    """
-    values = dict(params)
-    fields = {name: values.pop(name) for name in FormatFields.model_fields if name in values}
-    with explained():
-        body = FormatFields.model_validate(fields, extra="allow")
-        ignored_fields(body, fields_of(FormatFields), strict=True)
-        form = answer_format(body)
-    if fields:  # also if they ask for plain text, against the flags
-        values["format"] = form
-    for name, kind in (
-        ("stop", str), ("bad_words", str), ("stop_token_ids", int), ("allowed_token_ids", int),
-    ):  # fmt: skip
-        if name in values:
-            entries = [values[name]] if isinstance(values[name], kind) else values[name]
-            if not isinstance(entries, list) or not all(isinstance(entry, kind) for entry in entries):
-                raise InvalidRequest(f"{name} takes a list of {kind.__name__}", param=name)
-            values[name] = tuple(entries)
-    if "logit_bias" in values:
-        try:
-            values["logit_bias"] = {int(token): bias for token, bias in values["logit_bias"].items()}
-        except (AttributeError, ValueError) as error:
-            raise InvalidRequest("logit_bias takes an object of token ids", param="logit_bias") from error
-    return values
-
-
 class Progress(NamedTuple):
     """The state of OUT.
 
@@ -158,11 +98,6 @@ class Progress(NamedTuple):
 
     done: int
     failed: tuple[int, ...]
-
-
-def write_body(body: Mapping[str, Any]) -> bytes:
-    """A line of OUT. A JSON string may contain a lone surrogate, which is written as its JSON escape."""
-    return one_line(json.dumps(body, ensure_ascii=False)).encode("utf-8", "backslashreplace") + b"\n"
 
 
 def replace_lines(output: Path, bodies: Mapping[int, Mapping[str, Any]]) -> None:
@@ -246,121 +181,55 @@ async def answers(
             yield body
 
 
-class LineRunner:
-    """Turns a line of IN into a line of OUT.
-
-    folder: the folder to which paths are relative.
-    params: sampling parameters of the flags.
-    budget: image budget of the flags.
-    prompt: the question of lines that have none; None: they are errors.
-    """
-
-    def __init__(
-        self,
-        engine: Any,
-        folder: Path,
-        params: dict[str, Any],
-        budget: PixelBudget,
-        prompt: str | None = None,
-    ) -> None:
-        self._engine = engine
-        self._folder = folder
-        self._params = params
-        self._budget = budget
-        self._prompt = prompt
-
-    async def answer(self, number: int, line: bytes) -> dict[str, Any]:
-        """Return the answer to a line, or its error. An error of one line does not stop the others."""
-        head: dict[str, Any] = {"line": number, "id": number}
-        try:
-            value = parse_object(line)
-            head["id"] = value.get("id", number)
-            if self._prompt is not None and "messages" not in value:
-                value.setdefault("question", self._prompt)
-            check_question(value)
-            request = await asyncio.to_thread(self._request, value)
-            answer = AnswerBuilder(request.sampling.n)
-            async for delta in self._engine.stream(request):
-                answer.add(delta)
-        except FoveaError as error:
-            return {**head, **error_body(error)}
-        except Exception as error:  # noqa: BLE001 - one bad line does not stop the rest
-            return {**head, **error_body(InvalidRequest(f"{type(error).__name__}: {error}"))}
-        done = answer.build()
-        usage = usage_body(done.usage).model_dump()
-        if len(done.texts) == 1:
-            return {**head, "text": done.text, "finish_reason": done.finish_reasons[0], "usage": usage}
-        reasons = list(done.finish_reasons)
-        return {**head, "texts": list(done.texts), "finish_reasons": reasons, "usage": usage}
-
-    def _request(self, value: dict[str, Any]) -> Any:
-        params = {**self._params, **sampling_params(value.get("params", {}))}
-        if "messages" in value:
-            messages = [self._rebased(message) for message in value["messages"]]
-            return self._engine.request(messages, budget=self._budget, **params)
-        images = [
-            self._path(name) for name in value.get("images", [value["image"]] if "image" in value else [])
-        ]
-        return self._engine.request(value["question"], images, budget=self._budget, **params)
-
-    def _rebased(self, message: Any) -> Any:
-        if not isinstance(message, dict) or not isinstance(message.get("content"), list):
-            return message
-        parts = [
-            {**part, "image": self._path(part["image"])}
-            if isinstance(part, dict) and "image" in part
-            else part
-            for part in message["content"]
-        ]
-        return {**message, "content": parts}
-
-    def _path(self, name: Any) -> Path:
-        if not isinstance(name, str):
-            raise InvalidRequest(
-                f"an image is {name!r}; accepted: the path of a file, as a string", param="image"
-            )
-        return self._folder / name
-
-
 def register(commands: Any) -> None:
     parser = commands.add_parser("batch", description=__doc__, usage="fovea batch [OPTIONS] IN OUT.jsonl")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
-        "input", type=Path, metavar="IN", help="questions, one JSON object per line; or a folder of images"
+        "input", metavar="IN", help="questions, one JSON object per line; or a folder of images"
     )
-    parser.add_argument(
-        "output", type=Path, metavar="OUT.jsonl", help="answers; the file is created, or continued"
-    )
+    parser.add_argument("output", metavar="OUT.jsonl", help="answers; the file is created, or continued")
     parser.add_argument(
         "--prompt", metavar="TEXT", help="the question for each image of a folder, and for lines without one"
     )
     parser.add_argument(
-        "--concurrency", type=count, default=16, metavar="N", help="questions in flight (default: 16)"
+        "--concurrency",
+        type=count,
+        metavar="N",
+        help="questions in flight (default: 16; with --cluster, 64 of each worker)",
     )
+    add_cluster_options(parser)
     add_sampling_options(parser)
     add_engine_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    file, params = config_file(args), sampling_values(args)
-    if args.prompt is None and args.input.is_dir():
-        raise InvalidRequest(f"{args.input} is a folder: --prompt has to say what is asked", param="prompt")
+    if args.cluster is not None:
+        return run_cluster(args)
+    check_without(args)
+    file, params, source, output = (
+        config_file(args),
+        sampling_values(args),
+        Path(args.input),
+        Path(args.output),
+    )
+    if args.prompt is None and source.is_dir():
+        raise InvalidRequest(f"{source} is a folder: --prompt has to say what is asked", param="prompt")
     prompt = None if args.prompt is None else utf8(args.prompt)
-    lines = read_questions(args.input)
-    check_output(args.input, args.output)
-    progress = resume_at(args.output, lines)
+    lines = read_questions(source)
+    check_output(source, output)
+    progress = resume_at(output, lines)
     _report(progress, len(lines))
     failed = len(progress.failed)
     if progress.failed or progress.done < len(lines):
         with load_engine(args, file, **SINGLE_USER) as engine:
-            folder = args.input if args.input.is_dir() else args.input.parent
-            runner = LineRunner(engine, folder, params, pixel_budget(args), prompt)
-            work = _answer_all(runner, args.output, lines, progress, args.concurrency)
+            folder = source if source.is_dir() else source.parent
+            runner = LineRunner(engine, lambda name: folder / name, params, pixel_budget(args), prompt)
+            work = _answer_all(runner, output, lines, progress, args.concurrency or IN_FLIGHT)
             failed = asyncio.run(run_and_close(engine, work))
     if failed:
         print(
-            f"fovea: {failed} of {len(lines)} lines could not be answered; see their error in {args.output}",
+            f"fovea: {failed} of {len(lines)} lines could not be answered; see their error in {output}",
             file=sys.stderr,
         )
     return 1 if failed else 0

@@ -27,7 +27,7 @@ COMMANDS = {
     "usage": "print usage and costs from a gateway's usage file",
     "experiment": "list, show and decide the A/B experiments of a gateway",
     "deploy": "render containers, proxies, Kubernetes, Triton and cloud artefacts from one spec",
-    "cluster": "simulate a fleet of engines: routing, scaling, losses",
+    "cluster": "run engines on a cluster of Ray, or simulate a fleet: up, status, down, simulate",
     "plan": "predict memory, speed and cost, and recommend hardware",
     "doctor": "check a machine, a model or a server before production",
     "advise": "which inference engine suits a situation",

@@ -201,6 +201,7 @@ def _fleet_loader(
 
     Raises ConfigError if there are more processes than cores.
     """
+    from fovea.engine.config.others import check_event_addresses
     from fovea.engine.process.client import RemoteEngine
     from fovea.engine.process.cores import divide_cores
     from fovea.engine.process.fleet import EngineFleet
@@ -208,6 +209,7 @@ def _fleet_loader(
     from fovea.engine.process.sources import numbered
 
     count = address.data_parallel
+    check_event_addresses(source.config.events, count)
     if address.simulate:  # it computes nothing
         places = [Place(processes=count)] * count
     else:

@@ -29,7 +29,8 @@ from typing import Any
 from fovea.cli import options
 from fovea.core.errors import ConfigError
 from fovea.core.trace import Trace, Workload, generate, read_trace, write_trace
-from fovea.engine.config import POLICY_NAMES, EngineConfig
+from fovea.engine.config import EngineConfig
+from fovea.engine.config.schedule import POLICY_NAMES
 from fovea.engine.schedule.itl_limit import BatchRule
 from fovea.engine.simulate.assemble import TRACE_SETTINGS, not_simulated
 from fovea.engine.simulate.executor import NoiseSettings

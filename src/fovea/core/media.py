@@ -49,6 +49,42 @@ class PixelSource(Protocol):
         ...
 
 
+class UnreadPixels:
+    """Stands for the pixels of an image of which only the header was read. It is a `PixelSource`.
+
+    A render describes a prompt from headers alone. What would need pixels fails with an error that says so.
+    """
+
+    __slots__ = ()
+    seconds = 0.0
+    size = 0
+
+    def read(self) -> Rgb:
+        """Raise InvalidRequest."""
+        raise needs_pixels(
+            "the pixels of an image decide how many visual tokens it gets here (the method relevance without "
+            "a share or with keep auto, or several images that share a budget by the method views)",
+            "visual_tokens",
+        )
+
+    def file(self) -> bytes:
+        """Raise InvalidRequest, as `read` does."""
+        return bytes(self.read())
+
+
+def needs_pixels(reason: str, param: str) -> InvalidRequest:
+    """Return the error of a render whose result depends on pixels. reason: why it does."""
+    return InvalidRequest(
+        f"{reason}, and a render reads no pixels; accepted: requests whose tokens follow from the headers of "
+        "images and videos",
+        param=param,
+        code="needs_pixels",
+    )
+
+
+UNREAD = UnreadPixels()
+
+
 @dataclass(frozen=True, slots=True)
 class Image:
     """An RGB image, decoded or about to be.

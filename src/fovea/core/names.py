@@ -1,4 +1,4 @@
-"""Names: of the distribution for pip and its extras, of the bundled model, and of models in general.
+"""Names: of the distribution for pip and its extras, of the bundled model, of models in general, of a header.
 
 One model has many names (of a hub, a folder, another server); `canonical` and `spellings` compare them.
 """
@@ -10,6 +10,8 @@ from pathlib import Path
 
 DISTRIBUTION = "fovea-vlm"
 """Name for pip. The name `fovea` belongs to another project on PyPI."""
+KEY_HEADER = "x-fovea-key"
+"""Header by which what is behind a gateway can send an image to the same engine each time."""
 BUNDLED = "fovea-tiny"
 """Name of the bundled model, which is found without a folder and without a hub."""
 

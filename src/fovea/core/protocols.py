@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, get_args
 
 from fovea.core.media import Detail
-from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
+from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt, Rendered
 
 EngineStatus = Literal["loading", "ready", "stopped"]
 CacheStage = Literal["kv", "pixels", "encoder", "regions", "host", "disk", "answers"]
@@ -59,6 +59,16 @@ class EngineClient(Protocol):
         ...
 
     async def tokenize(self, prompt: Prompt) -> list[int]: ...
+
+    async def render(self, request: GenerationRequest, /) -> Rendered:
+        """Return the prompt that the engine would compute for this request now. No pixel is read.
+
+        It takes no place in the queue. An engine renders one request at a time.
+
+        Raises the errors of a request that cannot run, and InvalidRequest with the code "needs_pixels" if the
+        tokens or names follow from pixels.
+        """
+        ...
 
     async def detokenize(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, special tokens included.

@@ -384,6 +384,35 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class RenderedSpan:
+    """The place of one image, or of one group of a video's frames, in a rendered prompt.
+
+    name: names it as the names of KV blocks do, see `engine.kv.hashing.mm_hash`.
+    offset: first position in the prompt.
+    length: number of positions.
+    """
+
+    kind: Literal["image", "video"]
+    name: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A prompt as the engine would compute it now.
+
+    ids: token ids, with a placeholder for each visual token.
+    spans: the images and the groups of frames, in the order of the prompt.
+    max_tokens: length limit of an answer.
+    """
+
+    ids: list[int]
+    spans: tuple[RenderedSpan, ...]
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """Facts about the model that an engine runs, as a server reports them.
 

@@ -82,6 +82,9 @@ TARGETS = (
         "leaderworkerset",
         "LeaderWorkerSets: for each engine one pod per device",
     ),
+    Target(
+        "rayservice", "rayservice", "RayServices of KubeRay: engines on Ray Serve, scaled by their signals"
+    ),
     Target("gateway-api", "gateway_api", "Gateway API routes and InferencePools"),
     Target("istio", "istio", "VirtualService and DestinationRules of Istio"),
     Target("triton", "triton", "model repository of Triton, and its OpenAI frontend"),

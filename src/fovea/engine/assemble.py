@@ -17,7 +17,9 @@ from fovea.core.media import PixelBudget, VisualTokens
 from fovea.core.types import ModelInfo
 from fovea.engine.cache.embeddings import CacheShares, EmbeddingCache, RegionCache, owner_of_key
 from fovea.engine.changes import DEVICE, HOST, watch_outputs
-from fovea.engine.config import MIB, EngineConfig, PixelSettings, SpeculationSettings
+from fovea.engine.config import MIB, EngineConfig
+from fovea.engine.config.memory import PixelSettings
+from fovea.engine.config.schedule import SpeculationSettings
 from fovea.engine.drafting import load_drafting
 from fovea.engine.execute.block_moves import STAGING_BUFFERS, staging_blocks
 from fovea.engine.execute.device_memory import device_memory

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, NamedTuple, TypeVar
 
 DEVICE, HOST = "GPU", "CPU"
-"""Names of media in events: the device's memory, also if the device is a CPU; host memory beside it."""
+"""Names of media in events: the device's memory (also of engines on CPUs); host memory beside it."""
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
@@ -23,8 +23,8 @@ class StoredBlock(NamedTuple):
 
     parent: name of the block before; None: it is the first one of a prompt.
     tokens: its token ids.
-    keys: for each image that it touches, its name and its beginning, counted from that of the block; in a
-        first block also the cache salt.
+    keys: for each image that it touches, its name, and the position of its first token minus that of the
+        block's first one; in a first block also the cache salt.
     """
 
     parent: bytes | None
@@ -58,8 +58,8 @@ class Net(NamedTuple, Generic[K, V]):
 class Changes(Generic[K, V]):
     """Changes of a cache since they were last taken. Thread-safe.
 
-    on_change: called, by the thread that makes a change, with the first one after they were taken. It must
-        not block.
+    on_change: called without arguments when the first change after `take` is noted, by the thread that
+        notes it. It must not block.
     """
 
     def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
@@ -134,7 +134,7 @@ OutputChanges = Changes[tuple[str, str], StoredOutput]
 
 
 def watch_outputs(changes: OutputChanges | None, medium: str) -> Callable[[str, int | None], None] | None:
-    """Return the `watch` of a cache of encoder outputs, which notes its changes; None: nobody wants them."""
+    """Return a function for `watch` of a `Ledger`, which notes its changes; None: nobody wants them."""
     if changes is None:
         return None
 

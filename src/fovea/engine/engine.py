@@ -30,6 +30,7 @@ from fovea.core.types import (
     GenerationRequest,
     ModelInfo,
     Prompt,
+    Rendered,
     check_prompt_media,
 )
 from fovea.engine.assemble import assemble, engine_stats
@@ -78,6 +79,8 @@ class Engine:
         self.parts = assembly
         self._info = assembly.info
         self._prepare_pool = WorkQueue(PREPARE_THREADS, "fovea-prepare", most_expensive=1)
+        # Renders wait for each other, and no request waits for them.
+        self._render_pool = WorkQueue(1, "fovea-render")
         self._draining = False
         self._ranks = loaded.model.ranks
         self._ranks.on_loss(self.loop.end)
@@ -216,6 +219,19 @@ class Engine:
             reservation.release()
         return settled.result().ids
 
+    async def render(self, request: GenerationRequest, /) -> Rendered:
+        """Return the prompt that the engine would compute for this request now. No pixel is read.
+
+        Requests are rendered one at a time, and take no place in the queue of those for an answer.
+
+        Raises the errors of a request that cannot run, InvalidRequest if the result follows from pixels,
+        Unavailable when the engine has stopped.
+        """
+        self._refuse_while_draining()
+        return await self._render_pool.run(
+            partial(self.parts.intake.render, request), text_cost(request.prompt)
+        )
+
     async def detokenize(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, special tokens included.
 
@@ -285,6 +301,7 @@ class Engine:
         self.parts.peering.close()
         self.parts.slower.close()
         self._prepare_pool.close()
+        self._render_pool.close()
 
     def __enter__(self) -> Engine:
         return self

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fovea.core.errors import Forbidden, FoveaError, InvalidImage, InvalidRequest, Overloaded
-from fovea.core.types import Delta, GenerationRequest, ModelInfo, PlannedPrompt
+from fovea.core.types import Delta, GenerationRequest, ModelInfo, PlannedPrompt, Rendered
 from fovea.engine.cache.embeddings import CacheShares
 from fovea.engine.config import MIB
 from fovea.engine.grammar.compiler import Grammar, GrammarCompiler, explain
@@ -26,6 +26,8 @@ from fovea.engine.request.admission import Admission, FirstTokenGate, leave_at_e
 from fovea.engine.request.answer import AnswerState
 from fovea.engine.request.pixels import Reservation
 from fovea.engine.request.prepare import Preparer, ReadyRequest, RequestOutline, to_sequence
+from fovea.engine.request.prompt_plan import PreparedPrompt
+from fovea.engine.request.render import render
 from fovea.engine.request.work_queue import WorkQueue, request_timeout, result_before, wait_for_shared
 from fovea.engine.schedule.first_tokens import Expectation
 from fovea.engine.sequence import Sequence
@@ -81,6 +83,14 @@ class Intake:
         self.grammars = grammars
         self.peers = peers
         self.handover = handover
+
+    def render(self, request: GenerationRequest) -> Rendered:
+        """Return the prompt that would be computed for a request now. For a worker thread. See `render`."""
+
+        def lay_out(request: GenerationRequest, steps_down: int) -> tuple[PreparedPrompt, int]:
+            return self.preparer.lay_out(request, self.info, self.admission.load, steps_down)
+
+        return render(request, lay_out, self.gate)
 
 
 class Exporter(Protocol):

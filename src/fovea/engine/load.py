@@ -15,7 +15,8 @@ from fovea.core.errors import CheckpointError, ConfigError, FoveaError
 from fovea.core.names import BUNDLED, bundled_model, served_name
 from fovea.core.types import ModelInfo
 from fovea.dialects.dialect import Dialect, detect
-from fovea.engine.config import MIB, CompileModes, EngineConfig
+from fovea.engine.config import MIB, EngineConfig
+from fovea.engine.config.model import CompileModes
 from fovea.engine.files import check_bounds, check_folder, read_json
 from fovea.engine.layers.layer import CrossLayer
 from fovea.engine.layers.linear import Embedding, use_kernels

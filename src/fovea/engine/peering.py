@@ -10,7 +10,8 @@ import torch
 
 from fovea.core.errors import ConfigError
 from fovea.engine.cache.embeddings import EmbeddingCache
-from fovea.engine.config import MIB, EngineConfig, PeerSettings
+from fovea.engine.config import MIB, EngineConfig
+from fovea.engine.config.others import PeerSettings
 from fovea.engine.execute.handover import Handover
 from fovea.engine.execute.runner import Runner
 from fovea.engine.kv.manager import KVManager

@@ -29,13 +29,14 @@ from fovea.engine.changes import (
     StoredOutput,
     V,
 )
-from fovea.engine.config import EngineConfig, EventSettings
+from fovea.engine.config import EngineConfig
+from fovea.engine.config.others import EventSettings
 from fovea.engine.kv.hashing import mm_hash
 
 COLLECT_S = 0.005
 """Seconds for which changes are collected before they are sent as one message."""
 MOST_WAITING = 10_000
-"""Messages that wait for a slow subscriber. It misses further ones, and asks for them again."""
+"""Most messages that wait for a slow subscriber. Later ones are dropped, and it has to ask for them."""
 MISSING = "events of caches need two packages: pip install 'fovea-vlm[events]'"
 log = logging.getLogger("fovea.engine")
 
@@ -55,7 +56,7 @@ class ReplayLog(Generic[K, V]):
     """
 
     def __init__(self, most: int, encode: Callable[[Net[K, V]], bytes]) -> None:
-        self._most = most
+        self.most = most
         self._encode = encode
         self._kept: deque[tuple[Message, Net[K, V]]] = deque()
         self._before: dict[K, V] = {}
@@ -66,15 +67,15 @@ class ReplayLog(Generic[K, V]):
         message = Message(self._next, self._encode(net))
         self._next += 1
         self._kept.append((message, net))
-        if len(self._kept) > self._most:
+        if len(self._kept) > self.most:
             self._forget(self._kept.popleft()[1])
         return message
 
     def since(self, number: int) -> Iterator[Message]:
         """Yield the messages from a number on.
 
-        If some of them are not kept any more, the first message clears everything and stores what was left
-        after the last forgotten one, whose number it has.
+        If some of them are not kept any more, the first message clears everything and stores the state after
+        the newest message that is no longer kept. It has that message's number.
         """
         oldest = self._kept[0][0].number if self._kept else self._next
         if number < oldest:
@@ -169,7 +170,7 @@ def _by_medium(keys: Any) -> dict[str, list[Any]]:
 class Publisher(Generic[K, V]):
     """Sends the changes of one cache to subscribers, and replays them, in a thread of its own.
 
-    messages: how many were sent. replays: how many subscribers have asked for earlier ones.
+    messages: how many were sent. replays: how often earlier ones were asked for.
     """
 
     def __init__(
@@ -189,11 +190,12 @@ class Publisher(Generic[K, V]):
         zmq = _zmq()
         self.messages = self.replays = 0
         self._changes, self._log, self._topic = changes, replay_log, topic.encode()
+        self._param = param
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PUB)
         self._socket.set_hwm(MOST_WAITING)
         self._replay = self._context.socket(zmq.ROUTER)
-        self._replay.set_hwm(2 * MOST_WAITING)
+        self._replay.set_hwm(replay_log.most + MOST_WAITING)  # beyond it, the rest of a replay would be lost
         for socket, wanted, name in (
             (self._socket, address, param),
             (self._replay, replay_address, f"{param}_replay"),
@@ -203,9 +205,7 @@ class Publisher(Generic[K, V]):
                     socket.bind(wanted)
             except zmq.ZMQError as error:
                 self._context.destroy(linger=0)
-                raise ConfigError(
-                    f"{name} is {wanted}, which cannot be listened on: {error}", param=name
-                ) from error
+                raise ConfigError(f"cannot listen on {name} {wanted}: {error}", param=name) from error
         self._closing = self._confused = False
         self._sleeper, self._waker = os.pipe()
         os.set_blocking(self._waker, False)
@@ -240,7 +240,7 @@ class Publisher(Generic[K, V]):
                 if self._replay in ready:
                     self._answer(self._replay.recv_multipart())
         except Exception:  # without events the engine serves as well
-            log.exception("events of a cache are not published any more")
+            log.exception("the publishing of %s has stopped", self._param)
         finally:
             self._changes.on_change = _ignore
             self._context.destroy(linger=100)
@@ -262,7 +262,7 @@ class Publisher(Generic[K, V]):
             first = unpack_number(number)
         except ValueError as error:
             if not self._confused:  # not a line for each: anyone may ask
-                log.warning("a question for earlier events of a cache is not understood: %s", error)
+                log.warning("a request for earlier %s is not understood: %s", self._param, error)
             self._confused = True
             return
         self.replays += 1

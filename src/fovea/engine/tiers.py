@@ -28,7 +28,8 @@ from fovea.engine.cache.disk import DiskStore
 from fovea.engine.cache.disk_files import Array, Arrays
 from fovea.engine.cache.embeddings import CacheShares, Watch, owner_of_key
 from fovea.engine.cache.host import HostStore, WriteQueue
-from fovea.engine.config import MIB, OutputSettings
+from fovea.engine.config import MIB
+from fovea.engine.config.memory import OutputSettings
 from fovea.engine.vision.encoding import VisualFeatures
 from fovea.kernels.codes import Codes
 

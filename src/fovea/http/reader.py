@@ -189,11 +189,20 @@ class Reader:
         """Parse bytes. Return the reason to refuse the request, after which nothing more is parsed."""
         if len(data) <= SLICE:
             return self._feed(data)
-        view = memoryview(data)
-        for begin in range(0, len(data), SLICE):
-            if (refusal := self._feed(view[begin : begin + SLICE])) is not None:
+        view, begin = memoryview(data), 0
+        while begin < len(data):
+            end = begin + max(SLICE, self._plain_body_left)
+            if (refusal := self._feed(view[begin:end])) is not None:
                 return refusal
+            begin = end
         return None
+
+    @property
+    def _plain_body_left(self) -> int:
+        """Bytes that are certain to belong to the current body, whatever they are."""
+        if self.part is not Part.BODY or self._head is None or self._head.length is None:
+            return 0
+        return self._head.length - self.body_bytes
 
     def _feed(self, data: bytes | memoryview) -> Refusal | None:
         if self.stopped:

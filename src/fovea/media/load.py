@@ -22,7 +22,7 @@ from typing import NamedTuple, NoReturn, TypeVar
 
 from fovea.core.errors import InvalidImage, InvalidMedia, InvalidRequest, Overloaded, RequestError
 from fovea.core.measure import stage
-from fovea.core.media import Image, Payload, Rgb, Video
+from fovea.core.media import UNREAD, Image, Payload, Rgb, Video
 from fovea.core.types import ChatPrompt, ImagePart, PlannedPrompt, Prompt, VideoPart
 from fovea.media.cache import DecodedImageCache
 from fovea.media.fetch.fetcher import FetchCache, Fetcher
@@ -30,7 +30,7 @@ from fovea.media.image.decode import identify
 from fovea.media.image.probe import ImageHeader, check_still, probe
 from fovea.media.limits import IMAGE, MIB, VIDEO, Kind, MediaLimits
 from fovea.media.sandbox.decoder import LocalDecoder, MediaDecoder
-from fovea.media.source import FileSource, InlineSource, RemoteSource, parse_source
+from fovea.media.source import FileSource, InlineSource, RemoteSource, Source, parse_source
 
 LARGE = 1 / 32
 """A file is large if it takes more than this share of the ceiling."""
@@ -114,6 +114,8 @@ class MediaLoader:
         self._video_executor = ThreadPoolExecutor(max(1, limits.video_workers), "fovea-videos")
         self._image_cache = image_cache or DecodedImageCache()
         self._decoder = decoder or LocalDecoder(limits)
+        # One thread, so that images of requests for answers do not wait for a flood of renders.
+        self._header_executor = ThreadPoolExecutor(1, "fovea-headers")
         # One thread, so that at most one image is in memory, and none waits with the headers of others.
         self._decode_executor = ThreadPoolExecutor(1, "fovea-decode")
         self.budget = MediaBudget(limits.max_media_mib * MIB)
@@ -133,16 +135,45 @@ class MediaLoader:
         Raises InvalidRequest or InvalidImage for images that cannot be used, Forbidden for URLs that the
         limits exclude. An error of one image names its index and its path.
         """
+        self._check_count(urls, params)
+        timed = await _gather([self._load(url, scope, owner) for url in urls], params)
+        images = tuple(image for image, _ in timed)
+        self.check_pixels(images)
+        return ImageBundle(images, tuple(timings for _, timings in timed))
+
+    async def load_headers(
+        self, urls: Sequence[Url], params: Sequence[str] | None = None, scope: str = ""
+    ) -> ImageBundle:
+        """Load the images of one request without their pixels, in order: no file is kept or decoded.
+
+        Checks and errors are those of `load_timed`, which takes the same arguments.
+        """
+        self._check_count(urls, params)
+        started = self._clock()
+        sources = [self._source(url, index, params) for index, url in enumerate(urls)]
+        remote = [index for index, source in enumerate(sources) if isinstance(source, RemoteSource)]
+        names = None if params is None else [params[index] for index in remote]
+        images: dict[int, Image] = {}
+        if remote:  # else nothing is waited for
+            loaded = await _gather([self._describe(sources[index], scope) for index in remote], names)
+            images |= zip(remote, loaded, strict=True)
+        if len(remote) < len(sources):
+            loop = asyncio.get_running_loop()
+            images |= await loop.run_in_executor(self._header_executor, self._describe_local, sources, params)
+        for url in urls:
+            if isinstance(url, Payload):
+                url.drop()
+        ordered = tuple(images[index] for index in range(len(urls)))
+        self.check_pixels(ordered)
+        return ImageBundle(ordered, (MediaTimings(self._clock() - started, 0.0),) * len(urls))
+
+    def _check_count(self, urls: Sequence[Url], params: Sequence[str] | None) -> None:
         if len(urls) > self.limits.max_images:
             raise InvalidRequest(
                 f"the request has {len(urls)} images; accepted: at most {self.limits.max_images}",
                 param=params[self.limits.max_images] if params else None,
                 code="too_many_images",
             )
-        timed = await _gather([self._load(url, scope, owner) for url in urls], params)
-        images = tuple(image for image, _ in timed)
-        self.check_pixels(images)
-        return ImageBundle(images, tuple(timings for _, timings in timed))
 
     def check_pixels(self, images: Sequence[Image]) -> None:
         """Raise InvalidRequest if the images of a request have too many pixels together."""
@@ -198,6 +229,32 @@ class MediaLoader:
         image = Image(identity, header.width, header.height, pixels)
         return image, MediaTimings(self._clock() - started, 0.0)
 
+    def _source(self, url: Url, index: int, params: Sequence[str] | None) -> Source:
+        try:
+            return parse_source(url, self.limits)
+        except RequestError as error:
+            _raise_at(error, index, params[index] if params else None, IMAGE)
+
+    async def _describe(self, source: Source, scope: str) -> Image:
+        """Download an image and describe it by its header."""
+        assert isinstance(source, RemoteSource)
+        data = await self._fetcher.fetch(source.url, IMAGE, scope)
+        with self._drop_if_invalid(source.url, IMAGE, scope):
+            header, identity = await self._in_thread(self._inspect, data)
+        return Image(identity, header.width, header.height, UNREAD)
+
+    def _describe_local(self, sources: Sequence[Source], params: Sequence[str] | None) -> dict[int, Image]:
+        """Describe images that are not remote by their headers. For a worker thread: one call for all."""
+        images = {}
+        for index, source in enumerate(sources):
+            if not isinstance(source, RemoteSource):
+                try:
+                    header, identity, _ = self._read_local(source)
+                except RequestError as error:
+                    _raise_at(error, index, params[index] if params else None, IMAGE)
+                images[index] = Image(identity, header.width, header.height, UNREAD)
+        return images
+
     async def decode(self, image: Image) -> None:
         """Decode an image, to see whether that is possible. Raises InvalidImage without an index."""
         loop = asyncio.get_running_loop()
@@ -251,6 +308,7 @@ class MediaLoader:
         if self._owns_decoder:
             self._decoder.close()
         self._video_executor.shutdown(wait=False, cancel_futures=True)
+        self._header_executor.shutdown(wait=False, cancel_futures=True)
         self._decode_executor.shutdown(wait=False, cancel_futures=True)
         if self._owns_executor:
             self._executor.shutdown(wait=False, cancel_futures=True)

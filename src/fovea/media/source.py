@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
 from fovea.core.errors import Forbidden
 from fovea.core.media import Payload
 from fovea.media.limits import IMAGE, SCHEMES, Kind, MediaLimits, quote
@@ -25,6 +27,7 @@ from fovea.media.limits import IMAGE, SCHEMES, Kind, MediaLimits, quote
 PIECE = 1024 * 1024
 """Bytes of text that are decoded in one call, about a millisecond each. A multiple of 4."""
 _WHITESPACE = b" \t\r\n\f\v"
+_DECODER: TypeAdapter[bytes] = TypeAdapter(bytes, config=ConfigDict(val_json_bytes="base64"))
 _NOT_BASE64 = re.compile(rb"[^A-Za-z0-9+/=\s]")
 _PAD = ord("=")
 _STEP = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -186,16 +189,44 @@ def decode_base64(text: memoryview, kind: Kind, most: int, piece: int = PIECE) -
 
 def _decode_plain(text: memoryview, piece: int) -> bytes | None:
     """Decode a text of a multiple of 4 characters. None if it is not plain base64, padded at its end only."""
+    if len(text) <= piece:
+        return _decode_part(text)
     data = io.BytesIO()  # unlike a join, it ends without a copy of the whole
+    for at in range(0, len(text), piece):
+        part = text[at : at + piece]
+        if part[-1] == _PAD and at + piece < len(text):
+            return None
+        decoded = _decode_part(part)
+        if decoded is None:
+            return None
+        data.write(decoded)
+    return data.getvalue()
+
+
+def _decode_part(text: memoryview) -> bytes | None:
+    """Decode a text of a multiple of 4 characters. None if it is not plain base64.
+
+    The decoder of pydantic takes a quarter of the time, but it also reads base64 for URLs and JSON's escapes,
+    and refuses unused bits that are not 0. Texts for which that matters are left to `decode_exactly`.
+    """
+    quoted = b"".join((b'"', text, b'"'))
+    if not any(character in quoted for character in (b"-", b"_", b"\\")):
+        try:
+            data: bytes = _DECODER.validate_json(quoted)
+            return data
+        except ValidationError:
+            pass
+    return decode_exactly(text)
+
+
+def decode_exactly(text: memoryview) -> bytes | None:
+    """Decode a text of a multiple of 4 characters, as `_decode_part` does, by Python's own decoder."""
+    if bytes(text[-3:]) == b"===":
+        return None
     try:
-        for at in range(0, len(text), piece):
-            part = text[at : at + piece]
-            if part[-1] == _PAD and (at + piece < len(text) or bytes(part[-3:]) == b"==="):
-                return None
-            data.write(binascii.a2b_base64(part, strict_mode=True))
+        return binascii.a2b_base64(text, strict_mode=True)
     except binascii.Error:
         return None
-    return data.getvalue()
 
 
 def _check_base64(text: memoryview, kind: Kind, most: int, piece: int) -> int:

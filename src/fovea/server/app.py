@@ -30,6 +30,7 @@ from fovea.server.batch_runner import BatchRunner
 from fovea.server.batch_store import BatchStore
 from fovea.server.clients import Caller, Places
 from fovea.server.drawing import Drawing
+from fovea.server.renders import Renders
 from fovea.server.request import Inside, Reply, Request
 from fovea.server.response_store import ResponseStore
 from fovea.server.routes import (
@@ -44,6 +45,7 @@ from fovea.server.routes import (
     pdf,
     peers,
     predict,
+    render,
     responses,
 )
 from fovea.server.routing import Response, Route, Router, describe
@@ -204,6 +206,7 @@ def create_app(engine: EngineClient, settings: ServerSettings | None = None) -> 
             SlowRequests(settings.logs.slow_request_s, settings.logs.slow_ttft_s),
             open_tracer(settings.traces, "fovea-server", __version__),
         ),
+        renders=Renders(settings.max_renders, lambda: access.fair),
         drawing=Drawing(settings.media),
         bodies=BodyBudget(settings.bodies.max_bodies_mib * MIB, settings.bodies.max_body_mib * MIB),
     )
@@ -236,7 +239,7 @@ def _divide_caches(state: ServerState) -> None:
 
 
 def _routes(app: App, *, with_page: bool, with_docs: bool) -> list[Route]:
-    modules = (chat, completions, responses, messages, predict, files, images, models, admin, pdf)
+    modules = (chat, completions, responses, messages, render, predict, files, images, models, admin, pdf)
     routes = [route for module in modules for route in module.routes.all]
     if app.state.settings.peer_key:
         routes += peers.routes.all

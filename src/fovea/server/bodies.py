@@ -1,7 +1,7 @@
 """Request bodies become values without stopping other clients.
 
-Bodies over `LARGE` are parsed and validated in one thread, in steps that are short, because no other thread
-runs during a call of Python's parser.
+Bodies with more than `LARGE` bytes besides data: URLs are parsed and validated in one thread, in steps that
+are short, because no other thread runs during a call of Python's parser.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from fovea.core.errors import InvalidRequest
 from fovea.server.request import Request
 
 LARGE = 64 * 1024
+WITH_URLS = 4 * 1024 * 1024
+"""Largest body that is parsed at once because most of it are data: URLs, which are only looked through."""
 # One thread: several would take the interpreter in turns, and the event loop would wait for all of them.
 _PARSER = ThreadPoolExecutor(1, "fovea-bodies")
 
@@ -50,7 +52,7 @@ async def _parse(request: Request, cutter: Cutter, models: Sequence[type[Wire]])
         raise InvalidRequest("the body is required", code="missing_field")
     assert request.body_memory is not None  # it has counted the body
     shrink, strict = request.body_memory.shrink, request.state.settings.bodies.strict_requests
-    if cutter.size <= LARGE:
+    if cutter.size <= LARGE or (cutter.size <= WITH_URLS and cutter.text_bytes <= LARGE):
         return _validated(cutter, models, shrink, strict)
     return await asyncio.get_running_loop().run_in_executor(
         _PARSER, _validated, cutter, models, shrink, strict

@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from fovea.api.content import ChatMessage
 from fovea.api.convert import image_references, video_references
 from fovea.api.explain import shorten
 from fovea.core.errors import InvalidImage, InvalidRequest
-from fovea.core.media import Image, Payload
-from fovea.media.cache import SCHEME
+from fovea.core.media import UNREAD, Image, Payload
+from fovea.media.cache import SCHEME, StoredImage
 from fovea.media.load import ImageBundle, MediaTimings, VideoBundle
 from fovea.server.request import CacheScope, Request
 
 
 async def load_media(
-    request: Request, messages: Sequence[ChatMessage], scope: CacheScope
+    request: Request, messages: Sequence[ChatMessage], scope: CacheScope, *, headers_only: bool = False
 ) -> tuple[ImageBundle, VideoBundle]:
     """Load the images and the videos of a conversation concurrently. The first failure cancels the rest.
 
+    headers_only: whether images have no pixels.
     Raises InvalidRequest before anything is fetched if the model takes text alone, and the errors of
     `load_images` and of `MediaLoader.open_videos`.
     """
@@ -37,7 +39,8 @@ async def load_media(
         request.timeline.loading = time.perf_counter()
 
     async def read_images() -> ImageBundle:
-        return await load_images(request, [r.url for r in images], [r.param for r in images], scope)
+        load = load_headers if headers_only else load_images
+        return await load(request, [r.url for r in images], [r.param for r in images], scope)
 
     async def open_videos() -> VideoBundle:
         params = [r.param for r in videos]
@@ -79,32 +82,67 @@ async def load_images(
     Raises InvalidImage for an uploaded image that is not in the store, InvalidRequest for too many images,
     and the errors of `MediaLoader.load_timed`.
     """
+    media, owner = request.state.media, request.caller.owner
+
+    async def load(others: Sequence[str | Payload], names: Sequence[str]) -> ImageBundle:
+        return await media.load_timed(others, names, scope.salt, owner)
+
+    return await _with_uploaded(
+        request, urls, params, scope, load, lambda stored: media.lend(stored.image, owner)
+    )
+
+
+async def load_headers(
+    request: Request, urls: Sequence[str | Payload], params: Sequence[str], scope: CacheScope
+) -> ImageBundle:
+    """Load the images of one request without pixels, in order. Arguments and errors as in `load_images`."""
+    media = request.state.media
+
+    async def load(others: Sequence[str | Payload], names: Sequence[str]) -> ImageBundle:
+        return await media.load_headers(others, names, scope.salt)
+
+    return await _with_uploaded(
+        request, urls, params, scope, load, lambda stored: replace(stored.image, pixels=UNREAD)
+    )
+
+
+async def _with_uploaded(
+    request: Request,
+    urls: Sequence[str | Payload],
+    params: Sequence[str],
+    scope: CacheScope,
+    load: Callable[[Sequence[str | Payload], Sequence[str]], Awaitable[ImageBundle]],
+    lend: Callable[[StoredImage], Image],
+) -> ImageBundle:
+    """Put uploaded images and loaded ones in order.
+
+    load: loads images from their URLs. lend: makes an image of the request out of an uploaded one.
+    """
     uploaded = {
-        i: _uploaded_image(request, url, params[i], scope.tenant)
+        i: lend(_stored_image(request, url, params[i], scope.tenant))
         for i, url in enumerate(urls)
         if isinstance(url, str) and url.startswith(SCHEME)
     }
+    if not uploaded:
+        return await load(urls, params)
     media = request.state.media
     limit = media.limits.max_images
-    if uploaded and len(urls) > limit:
+    if len(urls) > limit:
         raise InvalidRequest(
             f"the request has {len(urls)} images; accepted: at most {limit}",
             param=params[limit],
             code="too_many_images",
         )
     others = [i for i in range(len(urls)) if i not in uploaded]
-    loaded = await media.load_timed(
-        [urls[i] for i in others], [params[i] for i in others], scope.salt, request.caller.owner
-    )
+    loaded = await load([urls[i] for i in others], [params[i] for i in others])
     rest = iter(zip(loaded.images, loaded.timings, strict=True))
     pairs = [(uploaded[i], MediaTimings(0.0, 0.0)) if i in uploaded else next(rest) for i in range(len(urls))]
     images = tuple(image for image, _ in pairs)
-    if uploaded:
-        media.check_pixels(images)
+    media.check_pixels(images)
     return ImageBundle(images, tuple(timings for _, timings in pairs))
 
 
-def _uploaded_image(request: Request, url: str, param: str, tenant: str) -> Image:
+def _stored_image(request: Request, url: str, param: str, tenant: str) -> StoredImage:
     stored = request.state.image_store.get(url.removeprefix(SCHEME), tenant)
     if stored is None:
         raise InvalidImage(
@@ -112,4 +150,4 @@ def _uploaded_image(request: Request, url: str, param: str, tenant: str) -> Imag
             param=param,
             code="image_not_found",
         )
-    return request.state.media.lend(stored.image, request.caller.owner)
+    return stored

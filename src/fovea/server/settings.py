@@ -157,6 +157,13 @@ class ServerSettings:
     request_timeout: float = setting(
         600.0, "Timeout of requests that name none, in seconds. 0: none.", low=0, high=86400
     )
+    max_renders: int = setting(
+        64,
+        "Renders (/v1/.../render) that load their images, wait or run at one time, in all; with several "
+        "keys, one has half of them at most. 0: renders are refused.",
+        low=0,
+        high=1_000_000,
+    )
     fetch_cache_mib: int = setting(
         128, "Ceiling of the cache of downloaded images and videos, in MiB. 0: no cache.", low=0, high=1 << 20
     )

@@ -15,7 +15,7 @@ from typing import Any
 
 from fovea.core.errors import Unavailable
 from fovea.core.protocols import CacheStage, EngineClient, EngineStatus
-from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
+from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt, Rendered
 from fovea.server.run import keep_for_life
 
 log = logging.getLogger("fovea.server")
@@ -81,6 +81,9 @@ class StartingClient:
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
         return await self._require_engine().tokenize(prompt)
+
+    async def render(self, request: GenerationRequest, /) -> Rendered:
+        return await self._require_engine().render(request)
 
     async def detokenize(self, ids: Sequence[int]) -> str:
         return await self._require_engine().detokenize(ids)

@@ -24,6 +24,7 @@ from fovea.server.access import Access
 from fovea.server.batch_store import BatchStore
 from fovea.server.clients import Places
 from fovea.server.drawing import Drawing
+from fovea.server.renders import Renders
 from fovea.server.response_store import ResponseStore
 from fovea.server.settings import ServerSettings
 from fovea.server.tracking import InFlight, Tracking
@@ -52,6 +53,7 @@ class ServerState:
     access: keys, clients and their limits.
     bodies: bytes that request bodies may take.
     tracking: traces and the log of slow requests.
+    renders: renders that load images, wait or run.
     drawing: draws pages of PDF files.
     batches: files and batches; None: there is no folder for them.
     runner: runs the batches.
@@ -76,6 +78,7 @@ class ServerState:
     access: Access
     bodies: BodyBudget
     tracking: Tracking
+    renders: Renders
     drawing: Drawing
     batches: BatchStore | None = None
     runner: BatchRunner | None = None

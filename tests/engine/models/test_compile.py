@@ -12,7 +12,7 @@ import torch
 
 from fovea import Engine
 from fovea.core.errors import ConfigError
-from fovea.engine.config import CompileModes
+from fovea.engine.config.model import CompileModes
 from fovea.engine.models.compile import check_compile
 from fovea.kernels.native.build import compiler
 from fovea.kernels.torch_kernels import TorchKernels

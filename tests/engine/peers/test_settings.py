@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from fovea.core.errors import ConfigError
-from fovea.engine.config import ENCODER_BLOCKS, EngineConfig, PeerSettings, peer_urls
+from fovea.engine.config import ENCODER_BLOCKS, EngineConfig
+from fovea.engine.config.others import PeerSettings, peer_urls
 
 URL = "http://10.0.0.5:8000"
 

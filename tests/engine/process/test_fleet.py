@@ -23,6 +23,7 @@ from fovea.core.types import (
     Message,
     ModelInfo,
     Prompt,
+    Rendered,
     TextPart,
     TextPrompt,
     TokenPrompt,
@@ -43,6 +44,7 @@ class Fake:
         self.status: EngineStatus = "ready"
         self.room = room
         self.seen: list[str] = []
+        self.rendered: list[str] = []
         self.running = 0
         self.go = asyncio.Event()
         self.figures: dict[str, float] = {}
@@ -70,6 +72,10 @@ class Fake:
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
         return [1]
+
+    async def render(self, request: GenerationRequest, /) -> Rendered:
+        self.rendered.append(request.id)
+        return Rendered([1], (), 1)
 
     async def detokenize(self, ids: Sequence[int]) -> str:
         return "x"
@@ -131,6 +137,20 @@ async def test_requests_about_one_image_stay_at_one_engine() -> None:
         counts = Counter(name.split()[0] for name in engine.seen)
         assert set(counts.values()) == {3}
         assert len(counts) >= 4
+    await fleet.close()
+
+
+async def test_a_render_is_made_by_the_engine_that_gets_the_request() -> None:
+    """Its load may decide about the detail of images. The render itself is no work that counts."""
+    engines, fleet = fakes(4)
+    for number in range(20):
+        await fleet.render(about(number))
+    assert all(peer.pending == 0 for peer in fleet._table.peers)
+    for number in range(20):
+        await read(fleet, about(number))
+    for engine in engines:
+        assert engine.rendered == engine.seen
+        assert engine.rendered
     await fleet.close()
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fovea.core.errors import Overloaded
-from fovea.engine.config import ScheduleSettings
+from fovea.engine.config.schedule import ScheduleSettings
 from fovea.engine.request.admission import PROBE, FirstTokenGate
 from fovea.engine.schedule.first_tokens import (
     FIRST_FACTOR,

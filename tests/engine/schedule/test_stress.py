@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fovea.engine import keep as keeping
 from fovea.engine import sequence as sequences
-from fovea.engine.config import POLICY_NAMES
+from fovea.engine.config.schedule import POLICY_NAMES
 from fovea.engine.keep import KeepRule
 from fovea.engine.kv import manager
 from fovea.engine.sequence import Sequence

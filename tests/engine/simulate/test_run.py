@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 
 from fovea.core.trace import Trace, TraceRequest, Workload, generate
-from fovea.engine.config import POLICY_NAMES, EngineConfig
+from fovea.engine.config import EngineConfig
+from fovea.engine.config.schedule import POLICY_NAMES
 from fovea.engine.schedule.itl_limit import BatchRule
 from fovea.engine.simulate.run import Bounds, simulate
 from fovea.planner.cost import Composition, CostModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fovea.core.media import PixelBudget, VisualTokens
-from fovea.engine.config import VisualSettings
+from fovea.engine.config.schedule import VisualSettings
 from fovea.engine.visual_budget.detail import (
     DETAIL_POLICIES,
     DetailRule,

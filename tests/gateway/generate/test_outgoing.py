@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fovea.core.errors import InvalidRequest
+from fovea.core.names import KEY_HEADER
 from fovea.gateway.backends.backend import Backend
 from fovea.gateway.config import ModelConfig
 from fovea.gateway.generate.outgoing import (
@@ -24,9 +25,11 @@ from fovea.gateway.generate.outgoing import (
     check_headers,
     client_header,
     headers_of,
+    key_header,
     lowered,
 )
 from fovea.gateway.generate.upstream import Outgoing
+from fovea.gateway.inspect.demand import Demand
 from fovea.gateway.translate.translation import to_chat
 from tests.gateway.samples import MODEL, backend, body, chat
 
@@ -223,6 +226,17 @@ def test_headers_that_are_passed_on() -> None:
         "tracestate": "a=é", "x-session-id": "s", "anthropic-version": "v", "anthropic-beta": "b",
     }  # fmt: skip
     assert "secret" not in str(outgoing)
+
+
+def test_the_key_of_a_request_is_told_to_what_is_behind_a_backend() -> None:
+    """A backend may be the ingress of several engines, which sends an image to the one that knows it."""
+    demand = Demand(body({"messages": [{"role": "user", "content": "hello"}]}), [], "session")
+    (key,) = key_header(demand, {}).values()
+    assert key == key_header(demand, {b"x-other": b"1"})[KEY_HEADER]
+    assert "session" not in key
+    assert key_header(demand, {KEY_HEADER.encode(): b"own"}) == {}
+    outgoing = Renderer(body({}), "chat", {KEY_HEADER.encode(): b"own"}, "id")(PLAIN, MODEL)
+    assert dict(outgoing.headers)[KEY_HEADER] == "own"
 
 
 def test_headers_that_backends_get_are_bounded() -> None:

@@ -126,6 +126,8 @@ class Cluster:
                 found += [_pods(each, leader or worker, replicas)]
                 if leader:
                     found += [replace(_pods(each, worker, replicas), serves=False)]
+            elif each.kind == "RayService":
+                found += _of_ray(each)
             elif each.kind == "InferenceService":
                 found.append(self._predictor(each))
         return found
@@ -137,6 +139,15 @@ class Cluster:
         runtimes = {each.name: each.spec for each in self.of("ServingRuntime")}
         spec = {**runtimes.get(str(name), {}), **predictor}
         return Pods(service, fields_of(predictor.get("labels")), spec, predictor.get("minReplicas"))
+
+
+def _of_ray(service: Object) -> list[Pods]:
+    """The pods of a RayService: its head and its workers. KubeRay writes their probes."""
+    cluster = fields_of(service.spec.get("rayClusterConfig"))
+    groups = [fields_of(each) for each in cluster.get("workerGroupSpecs") or []]
+    head = _pods(service, fields_of(fields_of(cluster.get("headGroupSpec")).get("template")), 1)
+    workers = [_pods(service, fields_of(each.get("template")), each.get("minReplicas")) for each in groups]
+    return [replace(each, serves=False) for each in (*workers, head)]
 
 
 def _pods(owner: Object, template: Fields, replicas: int | None) -> Pods:

@@ -1,8 +1,9 @@
 """Notes which blocks are cached, on the device and in host memory, so that they can be announced to routers.
 
-Only full blocks of keys and values of all tokens are announced. First rows of a block, kept rows and blocks
-of layers with a window have names that no router can compute. For a model with states, a prefix can be used
-only where a state was saved, too, so a router may expect more hits than there are.
+Only full blocks of keys and values of all tokens are announced. Partial blocks, the rows that `kv_keep`
+leaves and blocks of layers with a window are not: no router can compute their names. For a model with
+states, a prefix can be used only where a state was saved, too, so a router may expect more hits than there
+are.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Announcer:
         pool.on_evict, host.on_evict = partial(self._evicted, DEVICE), partial(self._evicted, HOST)
 
     def computed(self, seq: Sequence, first: int, last: int) -> None:
-        """Blocks [first, last) of a sequence have got their names."""
+        """Note that blocks [first, last) of a sequence are cached."""
         size, names = self._size, seq.block_hashes
         start, stored = first * size, []
         ids = seq.tokens(start, last * size)
@@ -47,20 +48,20 @@ class Announcer:
         self._changes.store(stored)
 
     def copied(self, medium: str, name: bytes) -> None:
-        """A block was copied from the device to host memory, or back. medium: where it is now, too."""
+        """Note that a block was copied from the device to host memory, or back. medium: that of the copy."""
         block = self._blocks.get(name)
         if block is not None:
             self._changes.store([((medium, name), block)])
 
     def lost(self) -> None:
-        """Everything in host memory was lost. To be called before it is forgotten."""
+        """Note that everything in host memory is lost. Call it before `HostBlocks.forget_all`."""
         for name in self._host.names:
             self._changes.remove((HOST, name))
             if self._pool.find(name) is None:
                 self._blocks.pop(name, None)
 
     def cleared(self) -> None:
-        """All names were removed."""
+        """Note that nothing is cached any more."""
         self._blocks.clear()
         self._changes.clear()
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fovea.core.errors import ConfigError
 from fovea.core.hardware import instruction_sets
-from fovea.engine.config import CompileModes
+from fovea.engine.config.model import CompileModes
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.tiers import fingerprint
 from fovea.engine.vision.built.engines import EncoderEngines, open_engines, read_manifest

@@ -47,6 +47,18 @@ class PeerTable:
     ) -> Peer | None:
         """Return the peer that gets a piece of work, and count it there; None: all of them rest.
 
+        The arguments are those of `look`.
+        """
+        chosen = self.look(key, tokens, now, slack=slack, without=without)
+        if chosen is not None:
+            chosen.pending += tokens
+        return chosen
+
+    def look(
+        self, key: str, tokens: int, now: float, *, slack: int = 0, without: Container[str] = ()
+    ) -> Peer | None:
+        """Return the peer that would get a piece of work now; None: all of them rest.
+
         A peer whose latest work failed gets one piece first: if it still fails, one request waits for it, and
         not all that arrive meanwhile.
 
@@ -64,9 +76,7 @@ class PeerTable:
         most = self._balance * (sum(peer.pending for peer in awake) + tokens) / len(awake) + slack
         order = sorted(awake, key=lambda peer: _score(key, peer.url), reverse=True)
         fits = (peer for peer in order if peer.pending + tokens <= most)
-        chosen = next(fits, None) or min(order, key=lambda peer: peer.pending)
-        chosen.pending += tokens
-        return chosen
+        return next(fits, None) or min(order, key=lambda peer: peer.pending)
 
     def end(self, peer: Peer, tokens: int, now: float, *, failed: bool) -> None:
         """Count a piece of work no longer. After a failure the peer rests."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fovea.core.media import Rgb
 from fovea.core.types import GenerationRequest
-from fovea.engine.config import PeerSettings, peer_urls
+from fovea.engine.config.others import PeerSettings, peer_urls
 from fovea.engine.kv.manager import KVManager
 from fovea.engine.peers.choose import Peer, PeerTable
 from fovea.engine.peers.layout import Layouts

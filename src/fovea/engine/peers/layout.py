@@ -12,7 +12,7 @@ from io import FileIO
 from pathlib import Path
 
 from fovea import __version__
-from fovea.engine.config import PeerSettings
+from fovea.engine.config.others import PeerSettings
 
 HEAD_BYTES, SAMPLES, SAMPLE_BYTES = 1 << 20, 64, 4096
 LONGEST_HEADER = 100 << 20

@@ -20,7 +20,7 @@ from typing import Any
 from fovea.core.errors import EngineError, FoveaError, Unavailable
 from fovea.core.media import Abandoned, Rgb
 from fovea.core.protocols import CacheStage, EngineStatus
-from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
+from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt, Rendered
 from fovea.engine.process.host import Place, Start
 from fovea.engine.process.messages import LENGTH, Entry, Kind, pack, unpack_answers
 from fovea.engine.process.road import Road
@@ -151,6 +151,10 @@ class RemoteEngine:
     async def tokenize(self, prompt: Prompt) -> list[int]:
         tokens: list[int] = await asyncio.wrap_future(self._call("tokenize", prompt))
         return tokens
+
+    async def render(self, request: GenerationRequest, /) -> Rendered:
+        rendered: Rendered = await asyncio.wrap_future(self._call("render", request))
+        return rendered
 
     async def detokenize(self, ids: Sequence[int]) -> str:
         text: str = await asyncio.wrap_future(self._call("detokenize", list(ids)))

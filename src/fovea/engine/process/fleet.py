@@ -31,6 +31,7 @@ from fovea.core.types import (
     ModelInfo,
     PlannedPrompt,
     Prompt,
+    Rendered,
     TextPart,
     TextPrompt,
     TokenPrompt,
@@ -150,18 +151,7 @@ class EngineFleet:
             raise error
 
     async def stream(self, request: GenerationRequest, /) -> AsyncIterator[Delta]:
-        ready = self._require_ready()
-        choices, tokens = request.sampling.n, tokens_of(request)
-        # If no engine has room, the chosen one says so.
-        candidates = _with_room(ready, choices)[0] or ready
-        without = {slot.peer.url for slot in self._slots} - {slot.peer.url for slot in candidates}
-        key, is_image = key_of(request)
-        # To encode an image twice costs more than to wait for one other request.
-        slack = tokens if is_image else 0
-        peer = self._table.choose(key, tokens, self._clock(), slack=slack, without=without)
-        assert peer is not None
-        engine = next(slot.engine for slot in candidates if slot.peer is peer)
-        assert engine is not None
+        peer, engine, tokens = self._choose(request, self._table.choose)
         try:
             deltas: Any = engine.stream(request)
             async with aclosing(deltas):
@@ -172,6 +162,29 @@ class EngineFleet:
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
         return await _engine(self._require_ready()[0]).tokenize(prompt)
+
+    async def render(self, request: GenerationRequest, /) -> Rendered:
+        """Ask the engine that would get the request now: its load may decide about the detail of images."""
+        return await self._choose(request, self._table.look)[1].render(request)
+
+    def _choose(
+        self, request: GenerationRequest, by: Callable[..., Peer | None]
+    ) -> tuple[Peer, EngineClient, int]:
+        """Return the entry of the chosen engine, the engine, and the tokens of the request.
+
+        by: a method of the table that chooses.
+        """
+        ready = self._require_ready()
+        choices, tokens = request.sampling.n, tokens_of(request)
+        # If no engine has room, the chosen one says so.
+        candidates = _with_room(ready, choices)[0] or ready
+        without = {slot.peer.url for slot in self._slots} - {slot.peer.url for slot in candidates}
+        key, is_image = key_of(request)
+        # To encode an image twice costs more than to wait for one other request.
+        slack = tokens if is_image else 0
+        peer = by(key, tokens, self._clock(), slack=slack, without=without)
+        assert peer is not None
+        return peer, _engine(next(slot for slot in candidates if slot.peer is peer)), tokens
 
     async def detokenize(self, ids: Sequence[int]) -> str:
         return await _engine(self._require_ready()[0]).detokenize(ids)

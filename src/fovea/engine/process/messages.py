@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from fovea.core.errors import FoveaError
-from fovea.core.media import FrameSource, Image, PixelSource, Rgb, Video
+from fovea.core.media import FrameSource, Image, PixelSource, Rgb, UnreadPixels, Video
 
 LENGTH = struct.Struct("<Q")
 Entry = tuple[Any, ...]
@@ -66,7 +66,7 @@ class _Packer(pickle.Pickler):
         self._lend = lend
 
     def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, Image):
+        if isinstance(value, Image) and not isinstance(value.pixels, UnreadPixels):
             lent = Lent(value.pixels, value.held_bytes, value.decode_s)
             return Image, (value.identity, value.width, value.height, lent)
         if isinstance(value, Video):

@@ -15,7 +15,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from fovea.core.errors import InvalidRequest, Overloaded
-from fovea.engine.config import ScheduleSettings
+from fovea.engine.config.schedule import ScheduleSettings
 from fovea.engine.job import Event, Sink
 from fovea.engine.schedule.first_tokens import Expectation, FirstTokens
 from fovea.engine.sequence import Sequence

@@ -136,24 +136,33 @@ class Preparer:
         Raises RequestError for a request that cannot run.
         """
         started = time.monotonic()
-        check_prompt_media(info, request.prompt)
-        most = self._keep.most_context(info.max_context, self._keep.rule(request.kv_keep))
-        if most < info.max_context:
-            info = replace(info, max_context=most)
-        fits = partial(check_lengths, sampling=request.sampling, info=info, usual_tokens=request.usual_tokens)
         with stage("tokenize"):
-            prompt = self.builder.outline(
-                request.prompt, request.cache_salt, info.max_context, load, steps_down
-            )
-            planned = request.encode_only and isinstance(request.prompt, PlannedPrompt)
-            max_tokens = 1 if planned else fits(prompt)  # of such a prompt, nothing is computed
-            check_token_ids(prompt, request.sampling, info.vocab_size, info.extra_embeddings)
+            prompt, max_tokens = self.lay_out(request, info, load, steps_down)
             bad_words = bad_word_tokens(self._tokenizer, request.sampling.bad_words)
             prediction = self._tokenizer.encode_plain(request.prediction) if request.speculate else ()
         tasks = {planned.key: self._pixels.task(planned) for planned in prompt.planned_inputs}
         stored = self._slower.find(key for key in tasks if key not in self._embeddings)
         seconds = time.monotonic() - started
         return RequestOutline(prompt, max_tokens, tasks, stored, seconds, bad_words, tuple(prediction))
+
+    def lay_out(
+        self, request: GenerationRequest, info: ModelInfo, load: float = 0.0, steps_down: int = 0
+    ) -> tuple[PreparedPrompt, int]:
+        """Return the prompt, before its videos are decoded, and the length limit of each answer.
+
+        The arguments are those of `build`. Raises RequestError for a request that cannot run.
+        """
+        check_prompt_media(info, request.prompt)
+        most = self._keep.most_context(info.max_context, self._keep.rule(request.kv_keep))
+        if most < info.max_context:
+            info = replace(info, max_context=most)
+        prompt = self.builder.outline(request.prompt, request.cache_salt, info.max_context, load, steps_down)
+        if request.encode_only and isinstance(request.prompt, PlannedPrompt):
+            max_tokens = 1  # of such a prompt, nothing is computed
+        else:
+            max_tokens = check_lengths(prompt, request.sampling, info, request.usual_tokens)
+        check_token_ids(prompt, request.sampling, info.vocab_size, info.extra_embeddings)
+        return prompt, max_tokens
 
     def missing_images(self, outline: RequestOutline) -> list[PlannedImage]:
         """Return the images whose encoder output no cache has, each once."""

@@ -40,7 +40,7 @@ from typing import Any
 
 from fovea.core.types import FinishReason
 from fovea.engine.cache.embeddings import EmbeddingCache
-from fovea.engine.config import ScheduleSettings
+from fovea.engine.config.schedule import ScheduleSettings
 from fovea.engine.keep import NEVER
 from fovea.engine.kv.manager import KVManager, PrefixMatch
 from fovea.engine.schedule.images import ImageRequests

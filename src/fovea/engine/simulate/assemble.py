@@ -15,7 +15,8 @@ from operator import mul
 from fovea.core.settings import settings_of
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.changes import DEVICE, watch_outputs
-from fovea.engine.config import EVENT_ADDRESSES, MIB, EngineConfig
+from fovea.engine.config import MIB, EngineConfig
+from fovea.engine.config.others import EVENT_ADDRESSES
 from fovea.engine.kv.blocks import BlockPool
 from fovea.engine.kv.manager import KVManager
 from fovea.engine.publish import CacheEvents

@@ -14,7 +14,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Mapping
 from collections.abc import Sequence as Seq
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from fovea.core.errors import InvalidRequest, Unavailable
 from fovea.core.media import VisualTokens
 from fovea.core.names import bundled_model
 from fovea.core.protocols import CACHE_STAGES, CacheStage, EngineStatus
-from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt
+from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt, Rendered
 from fovea.engine.cache.embeddings import EmbeddingCache
 from fovea.engine.config import EngineConfig
 from fovea.engine.files import read_json
@@ -37,7 +37,9 @@ from fovea.engine.request.answer import AnswerState
 from fovea.engine.request.prepare import build_jobs, check_lengths, to_sequence
 from fovea.engine.request.prompt import PromptBuilder
 from fovea.engine.request.prompt_plan import PreparedPrompt
+from fovea.engine.request.render import render
 from fovea.engine.request.tokenizer import MARKER_FIELDS, ChatTokenizer, detokenize
+from fovea.engine.request.work_queue import WorkQueue, text_cost
 from fovea.engine.schedule.first_tokens import Expectation
 from fovea.engine.sequence import Sequence
 from fovea.engine.simulate.assemble import context_limit, pool_tokens, simulated_stepper
@@ -98,6 +100,7 @@ class SimulatedEngine:
         )
         self.admission = Admission(config.schedule.max_in_flight, tokens, cost.kv_token_bytes, refuse=refuse)
         self._gate = FirstTokenGate(stepper.first_tokens, config.schedule)
+        self._render_pool = WorkQueue(1, "fovea-render")
         self._draining = False
         self.loop.start()
 
@@ -168,6 +171,13 @@ class SimulatedEngine:
         prepared = await asyncio.to_thread(self._builder.build, prompt, "", self._info.max_context)
         return prepared.ids
 
+    async def render(self, request: GenerationRequest, /) -> Rendered:
+        """Return the prompt that would be computed for a request now. No pixel is read."""
+        self._require_running()
+        return await self._render_pool.run(
+            partial(render, request, self._outline, self._gate), text_cost(request.prompt)
+        )
+
     async def release_offers(self, offers: Seq[Mapping[str, Any]]) -> None:
         """Nothing: a simulated engine offers nothing."""
 
@@ -203,6 +213,7 @@ class SimulatedEngine:
             await asyncio.sleep(0.02)
         await asyncio.to_thread(self.loop.close)
         await asyncio.to_thread(self._events.close)
+        self._render_pool.close()
 
     def _executor(self, embeddings: EmbeddingCache[None]) -> Executor:
         return RealtimeExecutor(CostExecutor(self.cost, embeddings, self.filler.token), self.filler)
@@ -229,16 +240,17 @@ class SimulatedEngine:
         self, request: GenerationRequest, arrival: float, steps_down: int
     ) -> tuple[PreparedPrompt, int, Sequence, Expectation]:
         """Build the prompt and predict the first token. For a worker thread."""
-        prompt = self._builder.build(
-            request.prompt,
-            request.cache_salt,
-            self._info.max_context,
-            load=self.admission.load,
-            steps_down=steps_down,
-        )
-        max_tokens = check_lengths(prompt, request.sampling, self._info, request.usual_tokens)
+        outline, max_tokens = self._outline(request, steps_down)
+        prompt = self._builder.settle(outline)
         described = to_sequence(request, prompt, max_tokens, arrival)
         return prompt, max_tokens, described, self._gate.expect(described)
+
+    def _outline(self, request: GenerationRequest, steps_down: int) -> tuple[PreparedPrompt, int]:
+        """Build the prompt without decoding videos. Returns it with the length limit of an answer."""
+        prompt = self._builder.outline(
+            request.prompt, request.cache_salt, self._info.max_context, self.admission.load, steps_down
+        )
+        return prompt, check_lengths(prompt, request.sampling, self._info, request.usual_tokens)
 
 
 class PlainTokenizer:

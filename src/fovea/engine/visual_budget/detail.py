@@ -14,7 +14,7 @@ from fovea.core.media import AUTO, LEVELS, Level, PixelBudget, VisualTokens
 from fovea.engine.visual_budget.methods import METHODS, parse_visual_tokens, resolve_preset
 
 if TYPE_CHECKING:  # the settings import this package, to check names of methods
-    from fovea.engine.config import VisualSettings
+    from fovea.engine.config.schedule import VisualSettings
 
 SHARES_UNDER_LOAD = 0.5, 0.25
 """Shares of the usual visual tokens that images keep after one and two steps down."""

@@ -3,7 +3,8 @@
 The hash of an image says which backend should have it. An engine that has restarted, or whose caches are too
 small, has it no longer, and another one may have it since a busy moment. Engines that announce their caches
 (`fovea serve --encoder-events ... --kv-events ...`, formats in `api.cache_events`) tell, and the policy
-cache-affine prefers those that have the image. It is a hint: a wrong one costs an encoding, and no answer.
+cache-affine prefers those that have the image. It is a hint: a wrong one costs one more encoding, and the
+answer is still right.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ ASK_AGAIN_S = 10.0
 MOST_WAITING = 10_000
 """Messages that are kept while earlier ones are asked for."""
 MOST_NAMES = 4_000_000
-"""Names of blocks and outputs that are noted of one engine. Further ones are not, as if it had not told."""
+"""Most blocks, and most encoder outputs, that are noted of one engine. Further ones are ignored."""
 log = logging.getLogger("fovea.gateway")
 
 
@@ -134,11 +135,11 @@ def _images(keys: list[Any] | None) -> Iterator[str]:
 class Stream:
     """The messages of one socket of an engine, put into order and without gaps.
 
-    It does no input and output, so that every order of messages can be tested.
+    It does no I/O, so that every order of messages can be tested.
 
     apply: takes events. clear: forgets all that came by this stream.
     can_ask: whether earlier messages can be asked for.
-    complete: whether everything that the engine has told so far is known.
+    complete: whether no earlier message is waited for. Without replays, true as soon as it is connected.
     """
 
     def __init__(

@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from fovea.core.errors import InvalidRequest
+from fovea.core.names import KEY_HEADER
 from fovea.gateway.backends.backend import Backend
 from fovea.gateway.config import ModelConfig
 from fovea.gateway.generate.dispatch import Won
 from fovea.gateway.generate.upstream import Outgoing
 from fovea.gateway.inspect.body import Body
+from fovea.gateway.inspect.demand import Demand
 from fovea.gateway.inspect.fields import media_parts
 
 PATHS = {
@@ -24,7 +26,10 @@ PATHS = {
     "messages": "/v1/messages",
     "responses": "/v1/responses",
 }
-PASSED_ON = (b"traceparent", b"tracestate", b"x-session-id", b"anthropic-version", b"anthropic-beta")
+PASSED_ON = (
+    b"traceparent", b"tracestate", b"x-session-id", KEY_HEADER.encode(), b"anthropic-version",
+    b"anthropic-beta",
+)  # fmt: skip
 """Headers of a client's request that are passed on to the backend. Keys are never passed on."""
 LONGEST_HEADER = 1024
 """Most bytes of a header that is passed on. Some engines refuse requests with more than 8 KiB of headers."""
@@ -60,6 +65,18 @@ def client_header(tenant: str) -> dict[str, str]:
     """
     digest = hashlib.blake2b(tenant.encode(), digest_size=8).hexdigest()
     return {"x-fovea-client": digest} if tenant else {}
+
+
+def key_header(demand: Demand, headers: Mapping[bytes, bytes]) -> dict[str, str]:
+    """Return the header with the routing key of a request: of its image, its session, or its beginning.
+
+    It is a hash, because clients choose parts of a key. A client that has set the header itself keeps it.
+    """
+    if KEY_HEADER.encode() in headers:
+        return {}
+    _, key = next(demand.keys())
+    digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return {KEY_HEADER: digest}
 
 
 class Renderer:

@@ -35,7 +35,14 @@ from fovea.gateway.fair_queue import QueueSlot
 from fovea.gateway.generate.dispatch import BadGateway, Dispatcher, GatewayTimeout, Job, Won
 from fovea.gateway.generate.ends import ENDS, MOST, USED
 from fovea.gateway.generate.experiment import Shadows, assignment_of, outcome_of
-from fovea.gateway.generate.outgoing import PATHS, Renderer, check_headers, client_header, headers_of
+from fovea.gateway.generate.outgoing import (
+    PATHS,
+    Renderer,
+    check_headers,
+    client_header,
+    headers_of,
+    key_header,
+)
 from fovea.gateway.generate.records import Records, Trace
 from fovea.gateway.generate.relay import Relay, ShuttingDown, SilenceWatch
 from fovea.gateway.generate.upstream import Upstream
@@ -313,7 +320,7 @@ class Request(GatewayExchange):
         """Wait for a queue slot, and pass on the answer of a backend."""
         services, images = self.services, demand.images
         deadline = asyncio.get_running_loop().time() + services.settings.timeouts.total_s
-        own = {**self.trace.headers(), **client_header(self.tenant.name)}
+        own = {**self.trace.headers(), **client_header(self.tenant.name), **key_header(demand, self.headers)}
         renderer = Renderer(body, self._sent_as, self.headers, self.request_id, own)
         renderer.degraded = services.queues.degrade(model) if images else ""
         await self._wait(model, demand, deadline)

@@ -10,12 +10,12 @@ from typing import Protocol
 
 from fovea.api.completion_bodies import BodyOptions, ChatBodies
 from fovea.api.content import tool_use
-from fovea.api.convert import chat_prompt, sampling, wire_names
+from fovea.api.convert import chat_prompt, image_references, sampling, video_references, wire_names
 from fovea.api.reading import Reading
 from fovea.api.schema import ChatRequest
 from fovea.core.sampling import SamplingParams
 from fovea.core.types import ChatPrompt, GenerationRequest, ImagePart, Prompt
-from fovea.dialects.dialect import dialect_of
+from fovea.dialects.dialect import Dialect, dialect_of
 from fovea.dialects.grammar import request_format
 from fovea.server.generation import Generation, StreamWriter, stream
 from fovea.server.json_answers import Bodies, send_answers
@@ -53,19 +53,13 @@ async def answer_chat(
 
     make_bodies: returns the writer of the answer, for the way in which answers are read.
     """
-    info = request.state.engine.info
     with wire_names(body), image_paths(body.messages):
-        dialect, use = dialect_of(info.tool_format, info.reasons), tool_use(body)
-        params = sampling(body, info.default_sampling)
-        form = request_format(use, params.format, dialect)
-        marks = bool(use.offered and dialect.tools is not None and dialect.tools.special)
-        if form is not params.format or marks:
-            params = replace(
-                params, format=form, skip_special_tokens=params.skip_special_tokens and not marks
-            )
-        bodies = make_bodies(Reading(dialect, use, body.include_reasoning is not False))
+        params, dialect = chat_params(request, body)
+        bodies = make_bodies(Reading(dialect, tool_use(body), body.include_reasoning is not False))
         request.reserve(params.n, body.priority or 0)
-        asked = await _asked(request, body, params)
+        asked = await generation_request(request, body, params)
+        request.state.metrics.count_images(len(image_references(body.messages)))
+        request.state.metrics.count_videos(len(video_references(body.messages)))
         if identities := _identities(asked.prompt):
             request.extra[IMAGES] = identities
         if body.stream:
@@ -75,6 +69,21 @@ async def answer_chat(
             await send_answers(request, bodies, [await Generation(request, asked).answer()])
 
 
+def chat_params(request: Request, body: ChatRequest) -> tuple[SamplingParams, Dialect]:
+    """Return the sampling parameters of a conversation, and the dialect in which the model answers it.
+
+    Raises InvalidRequest, which names the wrong field.
+    """
+    info = request.state.engine.info
+    dialect, use = dialect_of(info.tool_format, info.reasons), tool_use(body)
+    params = sampling(body, info.default_sampling)
+    form = request_format(use, params.format, dialect)
+    marks = bool(use.offered and dialect.tools is not None and dialect.tools.special)
+    if form is not params.format or marks:
+        params = replace(params, format=form, skip_special_tokens=params.skip_special_tokens and not marks)
+    return params, dialect
+
+
 def _identities(prompt: Prompt) -> str:
     """The identities of a prompt's images, for gateways: they learn which picture is behind a URL."""
     messages = prompt.messages if isinstance(prompt, ChatPrompt) else ()
@@ -82,16 +91,19 @@ def _identities(prompt: Prompt) -> str:
     return ",".join(part.image.identity for part in islice(parts, MOST_IDENTITIES))
 
 
-async def _asked(request: Request, body: ChatRequest, params: SamplingParams) -> GenerationRequest:
+async def generation_request(
+    request: Request, body: ChatRequest, params: SamplingParams, *, headers_only: bool = False
+) -> GenerationRequest:
     """Load the media of a request and build the request for the engine.
 
     The time for loading counts towards the request's timeout, so the engine gets the rest of it.
+
+    headers_only: whether images have no pixels, because the request is only rendered.
     """
     deadline, scope = request.deadline(body.timeout), request.cache_scope(body.cache_salt)
-    images, videos = await deadline.limit(load_media(request, body.messages, scope))
-    state = request.state
-    state.metrics.count_images(len(images.images))
-    state.metrics.count_videos(len(videos.videos))
+    images, videos = await deadline.limit(
+        load_media(request, body.messages, scope, headers_only=headers_only)
+    )
     return GenerationRequest(
         id=uuid.uuid4().hex,
         prompt=chat_prompt(body, images.images, videos.videos),

@@ -32,7 +32,7 @@ async def completions(request: Request, body: CompletionRequest) -> None:
     options = BodyOptions.of(body, state.system_fingerprint)
     bodies = CompletionBodies(state.check_model(body.model), options)
     with wire_names(body):
-        asked = _asked(request, body)
+        asked = generation_requests(request, body)
         request.reserve(sum(one.sampling.n for one in asked), body.priority or 0)
         if not body.stream:
             answers = [
@@ -50,7 +50,8 @@ async def completions(request: Request, body: CompletionRequest) -> None:
         await stream(request, asked[0], bodies, include_usage=usage)
 
 
-def _asked(request: Request, body: CompletionRequest) -> list[GenerationRequest]:
+def generation_requests(request: Request, body: CompletionRequest) -> list[GenerationRequest]:
+    """Return the requests for the engine, one for each prompt. Raises InvalidRequest."""
     params = sampling(_as_computed(body), request.state.engine.info.default_sampling)
     prompts = completion_prompts(body)
     if params.prompt_logprobs is not None and len(prompts) * (1 + params.prompt_logprobs) > MOST_SCORED:

@@ -29,7 +29,7 @@ async def create(request: Request, body: MessagesRequest) -> None:
     """Answer a conversation of text, images, tool calls and their results."""
     state = request.state
     model = state.check_model(body.model)
-    chat, conversation = _chat(body)
+    chat, conversation = conversation_of(body)
     chat.model = None
 
     def bodies(reading: Reading) -> MessagesBodies:
@@ -45,7 +45,7 @@ async def count_tokens(request: Request, body: CountRequest) -> dict[str, Any]:
     """Count the tokens of a prompt, visual tokens included."""
     state = request.state
     state.check_model(body.model)
-    chat, conversation = _chat(body)
+    chat, conversation = conversation_of(body)
     deadline = request.deadline()
     with messages_names(conversation.places), wire_names(chat):
         request.reserve(1)
@@ -55,6 +55,7 @@ async def count_tokens(request: Request, body: CountRequest) -> dict[str, Any]:
         return {"input_tokens": len(tokens)}
 
 
-def _chat(body: CountRequest) -> tuple[ChatRequest, Conversation]:
+def conversation_of(body: CountRequest) -> tuple[ChatRequest, Conversation]:
+    """Return the conversation as a chat request, and where its parts were. Raises InvalidRequest."""
     with explained():
         return chat_request(body)

@@ -70,6 +70,7 @@ class Layout:
     rules: whether rules and dashboards are rendered. They are the same whatever runs the engines.
     references: fields with names of ConfigMaps that kustomize does not know: (kind, path).
     groups: whether an engine on several devices is a group of pods, which talk to each other.
+    engine_files: whether engines read their settings from files. On Ray they come with the application.
     """
 
     root: str
@@ -80,6 +81,7 @@ class Layout:
     rules: bool = False
     references: NameReferences = ()
     groups: bool = False
+    engine_files: bool = True
 
     def files(self, spec: DeploySpec) -> Files:
         """Return all files. Raises ConfigError for names that clash, and for windows that are too long."""
@@ -120,12 +122,13 @@ class Layout:
         return folder.endswith(("/base", "/hpa")) or name == "dashboards.yaml"
 
     def _base(self, spec: DeploySpec) -> Files:
-        groups = self.groups and any(pool.devices > 1 for pool in spec.pools)
+        groups = self.groups and (not self.engine_files or any(pool.devices > 1 for pool in spec.pools))
         objects = _objects(spec, groups=groups)
         configs = {}
         for pool in spec.pools:
             objects[f"pool-{pool.name}.yaml"] = self.engines(spec, pool)
-            configs[pool_name(spec, pool)] = ("engine.toml", engine_config(spec, pool))
+            if self.engine_files:
+                configs[pool_name(spec, pool)] = ("engine.toml", engine_config(spec, pool))
         if spec.gateway is not None:
             configs[part_name(spec, "gateway")] = ("gateway.toml", gateway_config(spec, self.service_suffix))
         kustomization: Manifest = {
