@@ -82,9 +82,10 @@ def test_the_policy_scales_by_the_latest_signals_and_says_why() -> None:
     )  # fmt: skip
     busy, idle = Signals(8.0, 1.0, 9), Signals()
     assert latest_signals(context(1, 0.0, busy)) == [busy]
-    assert policy(context(1, 0.0, busy)) == (3, {})
+    assert policy(context(1, 0.0, busy)) == (2, {})
     assert published["m/all/change"]["before"] == 1
     assert "8.00 s of work wait" in published["m/all/latest"]["reason"]
+    assert policy(context(2, 1.0, busy, busy))[0] == 3
     quiet = (idle, idle, idle)
     assert policy(context(3, 10.0, *quiet))[0] == 3
     assert policy(context(3, 16.0, *quiet))[0] == 2
