@@ -45,8 +45,9 @@ def test_a_replica_of_the_planner(fovea: Caller) -> None:
     ("words", "error"),
     [
         (("--route", "random"), "route is 'random'; accepted: round-robin, least-busy, cache-affine, events"),
-        (("--replicas-max", 3), "--replicas-max is accepted beside --autoscale"),
-        (("--hardware", "L4"), "--hardware is accepted beside --model"),
+        (("--replicas-max", 3), "--replicas-max needs --autoscale"),
+        (("--autoscale",), "--autoscale begins with --replicas 3; accepted: --replicas-max from there on"),
+        (("--hardware", "L4"), "--hardware needs --model"),
         (("--model", "fovea-tiny"), "--model needs --hardware, and takes no --cost"),
         (("--model", "Qwen/Qwen2.5-VL-72B-Instruct", "--hardware", "L4"), "on L4: the weights take"),
         (("--price", -1), "--price is -1; accepted"),
@@ -61,7 +62,10 @@ def test_errors(fovea: Caller, words: tuple[object, ...], error: str) -> None:
 
 
 def test_the_number_of_replicas_is_needed(fovea: Caller) -> None:
-    assert "how many replicas? --replicas N" in fovea("cluster", "simulate").error_line
+    assert (
+        "--replicas is missing; accepted: the number of engines that answer"
+        in fovea("cluster", "simulate").error_line
+    )
 
 
 def test_a_trace_is_served(fovea: Caller, tmp_path: Path) -> None:

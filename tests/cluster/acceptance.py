@@ -103,7 +103,7 @@ class Bench:
     """The raylets with a cluster on them, and a gateway in front."""
 
     def __init__(self, nodes: Raylets, folder: Path, environment: dict[str, str]) -> None:
-        self.nodes, self._folder, self._environment = nodes, folder, environment
+        self.nodes, self._folder, self.environment = nodes, folder, environment
         self.spec = folder / "cluster.toml"
 
     def write(self, *models: str, haproxy: bool = True) -> None:
@@ -117,7 +117,7 @@ class Bench:
         """Start `fovea cluster`."""
         command = [sys.executable, "-m", "fovea.cli.main", "cluster", action, "--spec", str(self.spec), *more]
         return subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self._environment
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.environment
         )
 
     def run(self, action: str, *more: str) -> str:
@@ -151,7 +151,7 @@ class Bench:
         process = subprocess.Popen(
             [sys.executable, "-m", "fovea.cli.main", "gateway", "--config", str(file), "--port",
              str(GATEWAY_PORT)],
-            stdout=log, stderr=log, env=self._environment,
+            stdout=log, stderr=log, env=self.environment,
         )  # fmt: skip
         try:
             asyncio.run(until_ready(f"http://127.0.0.1:{GATEWAY_PORT}/ready"))
@@ -464,6 +464,57 @@ def plain(bench: Bench, report: Report) -> None:
     report.must("at least 90% of repeated images go to the same replica", ends.affinity >= 0.9, ends.counts)
 
 
+PREDICTED_LOAD = (
+    "--requests", "240", "--rate", "2.4", "--images", "60", "--visual-tokens", "256", "--output-tokens", "32",
+    "--text", "0.3", "--embed-cache-mib", "1024", "--cost", str(COST),
+)  # fmt: skip
+WITHIN = 0.25
+"""Largest difference between what a simulated fleet predicts and what the cluster does, as a share."""
+
+
+def paper(bench: Bench, report: Report) -> None:
+    """Send the requests of a fleet on paper to three replicas, through a gateway and HAProxy."""
+    trace, out = bench.spec.with_name("trace.jsonl"), bench.spec.with_name("bench.json")
+    script = [sys.executable, "benchmarks/fleet.py", "--predict-cluster", "--replicas", "3"]
+    expected = json.loads(
+        _output([*script, *PREDICTED_LOAD, "--save-trace", str(trace)], bench).splitlines()[-1]
+    )
+    bench.write(simulated(THREE))
+    bench.run("up")
+    engines = [engine_url(one["pid"]) for one in bench.status()["replicas"]]
+    with bench.gateway() as url:
+        command = [sys.executable, "-m", "fovea.cli.main", "bench", url, "trace", "--trace", str(trace)]
+        _output([*command, "--warmup", "0", "--repeats", "1", "--out", str(out)], bench)
+    rows = json.loads(out.read_text())["results"][0]["requests"]
+    whole = [row for row in rows if row["error"] is None]
+    report.must("all were answered", len(whole) == len(rows) == expected["requests"], len(whole))
+    seconds = max(row["due_s"] + row["end_to_end_ms"] / 1e3 for row in whole)
+    encoded = sum(asyncio.run(_metric(f"{one}/metrics", "fovea:embed_cache_misses_total")) for one in engines)
+    per_token = [
+        (row["end_to_end_ms"] - row["ttft_ms"]) / (row["tokens"] - 1) for row in whole if row["tokens"] > 1
+    ]
+    answers = expected["outcomes"]["good"] + expected["outcomes"]["late"]
+    for name, predicted, measured in (
+        ("answers per second", answers / expected["seconds"], len(whole) / seconds),
+        ("output tokens per second", expected["tokens_per_s"], sum(row["tokens"] for row in whole) / seconds),
+        (
+            "first token p50, ms",
+            1e3 * expected["ttft_p50_s"],
+            statistics.median(row["ttft_ms"] for row in whole),
+        ),
+        ("time per token p50, ms", 1e3 * expected["itl_p50_s"], statistics.median(per_token)),
+        ("images encoded", expected["images_encoded"], encoded),
+    ):
+        report.figure(f"on paper and on the cluster: {name}", f"{predicted:.2f}, {measured:.2f}")
+        report.must(f"{name}: within {WITHIN:.0%}", abs(measured - predicted) <= WITHIN * predicted)
+
+
+def _output(command: list[str], bench: Bench) -> str:
+    return subprocess.run(
+        command, cwd=ROOT, env=bench.environment, capture_output=True, text=True, check=True, timeout=600
+    ).stdout
+
+
 def driver(bench: Bench, report: Report) -> None:
     """The command that has started Ray itself is killed."""
     bench.write(simulated("replicas_min = 1, replicas_max = 1").replace("resources = { slot = 1 }\n", ""))
@@ -507,6 +558,7 @@ PARTS = {
     "update": update,
     "scale": scale,
     "tiny": tiny,
+    "paper": paper,
     "plain": plain,
 }
 """Parts on the raylets. Between those with different settings of the ingress the cluster goes down."""

@@ -56,7 +56,8 @@ def test_goodput_counts_recent_answers_only() -> None:
 
 
 def test_a_report_is_read_back() -> None:
-    for signals in (Signals(1.5, 0.2, 3, 0.9), Signals(0.0, 0.0, 0, None)):
+    """The story: the places of running requests were left out, so full engines counted as idle on Ray."""
+    for signals in (Signals(1.5, 0.2, 3, 0.9, 64.0), Signals(0.0, 0.0, 0, None)):
         assert from_report(report(signals)) == signals
 
 

@@ -38,9 +38,9 @@ def register(commands: Any) -> None:
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for name, run, text in (
-        ("up", run_up, "start the models of a spec, or change running ones without a lost answer"),
+        ("up", run_up, "start the models of a spec, or update running ones"),
         ("status", run_status, "show models, roles, replicas, their signals, and why there are so many"),
-        ("down", run_down, "stop all models, and leave nothing"),
+        ("down", run_down, "stop all models and Ray Serve"),
     ):
         action = actions.add_parser(name, help=text, description=text)
         action.add_argument("--spec", required=True, metavar="FILE", help="TOML file of the cluster")

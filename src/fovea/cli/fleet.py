@@ -1,6 +1,6 @@
 """fovea cluster simulate: hundreds of replicas behind the gateway's own routing, on a virtual clock.
 
-Compare policies of the gateway, encoders apart, autoscaling and losses of machines
+Compare policies of the gateway, separate encoders, autoscaling and losses of machines
 before any machine is rented. A million requests take minutes of one core. Times of
 a replica are those that the planner derives for --model on --hardware, or those of
 a cost model (--cost; default: fovea-tiny on a CPU).
@@ -76,9 +76,9 @@ def add_simulate(actions: Any) -> None:
     )
     parser.add_argument("--cost", type=Path, metavar="FILE", help="cost model of a replica")
     parser.add_argument("--model", metavar="NAME", help="a model that fovea plan knows, or a folder")
-    parser.add_argument("--hardware", metavar="NAME", help="a device that fovea plan knows; beside --model")
+    parser.add_argument("--hardware", metavar="NAME", help="a device that fovea plan knows; needs --model")
     parser.add_argument(
-        "--price", type=float, metavar="X", help="US dollars of one replica and hour (default: the device's)"
+        "--price", type=float, metavar="X", help="US dollars per replica and hour (default: the device's)"
     )
     parser.add_argument(
         "--ttft-ms",
@@ -94,7 +94,11 @@ def add_simulate(actions: Any) -> None:
         metavar="X",
         help="and then this mean time per token (default: 50)",
     )
-    parser.add_argument("--autoscale", action="store_true", help="add and remove replicas by their signals")
+    parser.add_argument(
+        "--autoscale",
+        action="store_true",
+        help="add and remove replicas by their signals; needs --replicas-max",
+    )
     parser.add_argument(
         "--json", action="store_true", help="print everything as one JSON object in the last line"
     )
@@ -148,7 +152,7 @@ def replica_of(args: argparse.Namespace) -> tuple[ReplicaSpec, float | None]:
     given = options.flag_values(EngineConfig, args, ENGINE)
     if args.model is None:
         if args.hardware is not None:
-            raise ConfigError("--hardware is accepted beside --model", param="hardware")
+            raise ConfigError("--hardware needs --model", param="hardware")
         cost = CostModel.load(args.cost) if args.cost else CostModel()
         return ReplicaSpec.of(EngineConfig.of(**given), cost), args.price
     if args.cost is not None or args.hardware is None:
@@ -170,7 +174,9 @@ def replica_of(args: argparse.Namespace) -> tuple[ReplicaSpec, float | None]:
 def fleet_of(args: argparse.Namespace, spec: ReplicaSpec, price: float | None, route: str) -> PaperFleet:
     """Return the fleet of one policy. Raises ConfigError for flags that mean nothing together."""
     if args.replicas is None:
-        raise ConfigError("how many replicas? --replicas N", param="replicas")
+        raise ConfigError(
+            "--replicas is missing; accepted: the number of engines that answer", param="replicas"
+        )
     for name in ("ttft_ms", "itl_ms"):
         if not 0 < getattr(args, name) < math.inf:
             raise ConfigError(
@@ -178,15 +184,20 @@ def fleet_of(args: argparse.Namespace, spec: ReplicaSpec, price: float | None, r
             )
     scaling = options.flag_values(ScaleSettings, args)
     if scaling and not args.autoscale:
+        raise ConfigError(f"{options.flag(next(iter(scaling)))} needs --autoscale", param=next(iter(scaling)))
+    size = options.flag_settings(Fleet, args)
+    scale = options.flag_settings(ScaleSettings, args) if args.autoscale else None
+    if scale is not None and scale.replicas_max < size.replicas:
         raise ConfigError(
-            f"{options.flag(next(iter(scaling)))} is accepted beside --autoscale", param=next(iter(scaling))
+            f"--autoscale begins with --replicas {size.replicas}; accepted: --replicas-max from there on",
+            param="replicas_max",
         )
     return PaperFleet(
         spec,
-        options.flag_settings(Fleet, args),
+        size,
         route,
         conditions=options.flag_settings(Conditions, args),
-        scale=options.flag_settings(ScaleSettings, args) if args.autoscale else None,
+        scale=scale,
         bounds=Bounds(args.ttft_ms / 1e3, args.itl_ms / 1e3),
         price_per_h=price,
     )

@@ -1,6 +1,7 @@
-"""Decides how many replicas are needed, from the engines' own signals. It knows no clock and starts nothing.
+"""Decides how many replicas are needed, from the engines' own signals. It starts nothing.
 
-The same code scales a cluster (`cluster.ray`) and a simulated fleet (`cluster.fleet`).
+The caller passes the time. The same code scales a cluster (`cluster.ray`) and a simulated fleet
+(`cluster.fleet`).
 
 A busy GPU says little about waiting clients: an engine is busy with one request, too. So the signals are how
 much work waits, how long the oldest request has waited, how many of the places of running requests are
@@ -76,22 +77,22 @@ class ScaleSettings:
     )
     target_goodput: float = setting(
         0.95,
-        "Share of answers that should keep their targets. A smaller one adds a replica, if replicas have "
-        "more than one request each.",
+        "Wanted share of answers within their targets. Below it, one replica is added, if replicas have more "
+        "than one request in flight in the mean.",
         low=0,
         high=1,
     )
     target_places: float = setting(
         0.6,
-        "Share of the requests that a replica can run at a time which may be in flight. More of them add "
-        "replicas. 0: places do not count.",
+        "Wanted requests in flight of a replica, as a share of those that it can run at the same time (its "
+        "places). Above it, replicas are added. 0: off.",
         low=0,
         high=1,
     )
     target_in_flight: float = setting(
         0.0,
-        "Requests in flight for which a replica is wanted; for replicas whose work is answers, not images. "
-        "0: requests in flight count by target_places alone.",
+        "Wanted requests in flight per replica, for replicas that answer. Above it, replicas are added. "
+        "0: off.",
         low=0,
         high=100_000,
     )
@@ -105,7 +106,7 @@ class ScaleSettings:
     scale_up_s: float = setting(5.0, "Seconds between two additions.", low=0, high=3600)
     scale_down_s: float = setting(
         300.0,
-        "Seconds for which fewer replicas must have been enough before one is removed.",
+        "Seconds for which fewer replicas must have been enough before some are removed, a tenth at most.",
         low=0,
         high=86400,
     )

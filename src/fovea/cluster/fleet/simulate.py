@@ -50,7 +50,10 @@ class Conditions:
     """Losses of machines, cold starts, and the period of the scaler. Raises ConfigError for wrong values."""
 
     preempted: float = setting(
-        0.0, "Share of the replicas that are taken back per hour, as spot machines are.", low=0, high=1000
+        0.0,
+        "How often each replica is taken back per hour, in the mean, as spot machines are; 2 is twice.",
+        low=0,
+        high=1000,
     )
     notice_s: float = setting(
         30.0, "Seconds between the notice and the end of a spot machine.", low=0, high=3600

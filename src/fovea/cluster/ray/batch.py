@@ -85,7 +85,7 @@ def connected(address: str) -> Iterator[None]:
         )
     _check_listening(address)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Below it, Ray logs on stderr that a lost driver's actors could not be started again. They end with it.
+    # At a lower level, Ray logs that a lost driver's actors could not be started again: they end with it.
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     try:

@@ -47,7 +47,7 @@ def check_installed() -> None:
 
 def _missing(reason: str) -> ConfigError:
     return ConfigError(
-        f"Ray is not installed ({reason}); `fovea cluster` needs it: {install_command('cluster')}",
+        f"Ray Serve cannot be imported ({reason}); `fovea cluster` needs it: {install_command('cluster')}",
         param="cluster",
     )
 
@@ -198,8 +198,8 @@ def _start_serve(spec: ClusterSpec) -> None:
         different = sorted(name for name, value in wanted.items() if running.get(name) != value)
         if different:
             raise ConfigError(
-                f"[ingress] and drain_s cannot change while the cluster is up ({', '.join(different)}); "
-                "accepted: `fovea cluster down` first",
+                f"[ingress] and the longest drain_s cannot change while the cluster is up (changed: "
+                f"{', '.join(different)}); accepted: `fovea cluster down` first",
                 param="ingress",
             )
         return
@@ -224,7 +224,8 @@ def _check_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise ConfigError(
-                f"[ingress]: {host}:{port} cannot be listened on: {error.strerror}; accepted: a free port",
+                f"[ingress]: {host}:{port} cannot be listened on: {error.strerror}; accepted: a free "
+                "port, or `address`, if another `fovea cluster up` of this machine has it",
                 param="port",
             ) from error
 

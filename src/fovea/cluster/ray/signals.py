@@ -73,6 +73,7 @@ def report(signals: Signals) -> dict[str, float]:
         "oldest_s": signals.oldest_s,
         "in_flight": float(signals.in_flight),
         "good": good,
+        "places": signals.places,
     }
 
 
@@ -84,4 +85,5 @@ def from_report(values: Mapping[str, float]) -> Signals:
         values.get("oldest_s", 0.0),
         int(values.get("in_flight", 0.0)),
         None if good < 0 else good,
+        values.get("places", 0.0),
     )

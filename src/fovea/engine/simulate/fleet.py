@@ -31,7 +31,7 @@ from fovea.planner.cost import CostModel
 class Fleet:
     """The engines of a simulation. Raises ConfigError for a value out of range."""
 
-    replicas: int = setting(1, "Engines that answer. Work is dealt to them by image.", low=1, high=1000)
+    replicas: int = setting(1, "Engines that answer.", low=1, high=1000)
     encoders: int = setting(
         0,
         "Engines that only encode images for those that answer. With any, there is also a column in which "
