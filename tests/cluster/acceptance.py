@@ -484,7 +484,7 @@ def paper(bench: Bench, report: Report) -> None:
     engines = [engine_url(one["pid"]) for one in bench.status()["replicas"]]
     with bench.gateway() as url:
         command = [sys.executable, "-m", "fovea.cli.main", "bench", url, "trace", "--trace", str(trace)]
-        _output([*command, "--warmup", "0", "--repeats", "1", "--out", str(out)], bench)
+        _output([*command, "--out", str(out)], bench)
     rows = json.loads(out.read_text())["results"][0]["requests"]
     whole = [row for row in rows if row["error"] is None]
     report.must("all were answered", len(whole) == len(rows) == expected["requests"], len(whole))

@@ -390,7 +390,7 @@ class FollowedKV(KVManager):
         self.announced -= set(net.removed)
         names = (self.pool.names(block)[0] for block in range(self.pool.size))
         held = {(DEVICE, name) for name in names if name is not None}
-        held |= {(HOST, name) for name in self.host.names}
+        held |= {(HOST, name) for name in self.host._by_name}
         if not self.announced <= held or (self.announced != held and not self._keeps):
             raise RuntimeError("a router that follows the announcements does not know the cached blocks")
 

@@ -103,8 +103,8 @@ def test_a_router_knows_the_blocks_of_a_busy_engine_in_both_media() -> None:
             if random_.random() < 0.5:
                 router.look()
                 assert router.names(DEVICE) == truth(kv)
-                assert router.names(HOST) == set(kv.host.names)
-                seen_on_host |= bool(kv.host.names)
+                assert router.names(HOST) == set(kv.host._by_name)
+                seen_on_host |= bool(kv.host._by_name)
             kv.check_integrity()
         assert seen_on_host == bool(slots)
 

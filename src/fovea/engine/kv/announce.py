@@ -22,7 +22,7 @@ class Announcer:
     def __init__(self, changes: BlockChanges, pool: BlockPool, host: HostBlocks, block_size: int) -> None:
         self._changes, self._pool, self._host, self._size = changes, pool, host, block_size
         self._blocks: dict[bytes, StoredBlock] = {}  # those that are cached anywhere
-        pool.on_evict, host.on_evict = partial(self._evicted, DEVICE), partial(self._evicted, HOST)
+        pool.on_loss, host.on_loss = partial(self._lost, DEVICE), partial(self._lost, HOST)
 
     def computed(self, seq: Sequence, first: int, last: int) -> None:
         """Note that blocks [first, last) of a sequence are cached."""
@@ -53,19 +53,11 @@ class Announcer:
         if block is not None:
             self._changes.store([((medium, name), block)])
 
-    def lost(self) -> None:
-        """Note that everything in host memory is lost. Call it before `HostBlocks.forget_all`."""
-        for name in self._host.names:
-            self._changes.remove((HOST, name))
-            if self._pool.find(name) is None:
-                self._blocks.pop(name, None)
-
     def cleared(self) -> None:
-        """Note that nothing is cached any more."""
-        self._blocks.clear()
+        """Note that nothing is cached any more, which is one event instead of one for each block."""
         self._changes.clear()
 
-    def _evicted(self, medium: str, name: bytes) -> None:
+    def _lost(self, medium: str, name: bytes) -> None:
         self._changes.remove((medium, name))
         if self._pool.find(name) is None and self._host.find(name) is None:
             self._blocks.pop(name, None)

@@ -47,13 +47,13 @@ class BlockPool:
 
     size: number of blocks.
     evictions: named blocks that lost their name because a sequence took the block.
-    on_evict: called with the name of each of them.
+    on_loss: called with the name of each block that loses it, for whatever reason.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.evictions = 0
-        self.on_evict: Callable[[bytes], None] | None = None
+        self.on_loss: Callable[[bytes], None] | None = None
         self._refs = [0] * size
         self._kinds = [Kind.TEXT] * size
         self._used_visual = 0
@@ -177,13 +177,16 @@ class BlockPool:
 
     def forget_all(self) -> int:
         """Remove all names; blocks in use stay with their sequences. Returns how many blocks had a name."""
-        names = len(self._by_hash)
+        names = list(self._by_hash)
         self._hash_of = [None] * self.size
         self._by_hash.clear()
         self._cached_visual = self._idle = 0
         self._by_part.clear()
         self._parts_of.clear()
-        return names
+        if self.on_loss is not None:
+            for name in names:
+                self.on_loss(name)
+        return len(names)
 
     def _forget(self, block: int) -> None:
         """Remove all names of a free block."""
@@ -193,8 +196,8 @@ class BlockPool:
             self._hash_of[block] = None
             self._cached_visual -= self._kinds[block] is Kind.VISUAL
             self._idle -= 1
-            if self.on_evict is not None:
-                self.on_evict(name)
+            if self.on_loss is not None:
+                self.on_loss(name)
         for part in self._parts_of.pop(block, ()):
             del self._by_part[part]
 
@@ -369,11 +372,11 @@ class HostBlocks:
     size: number of slots.
     loads: blocks loaded back to the pool so far.
     evictions: slots reused for another block so far.
-    on_evict: called with the name of each full block that is evicted.
+    on_loss: called with the name of each full block that is here no longer.
     """
 
     def __init__(self, slots: int) -> None:
-        self.on_evict: Callable[[bytes], None] | None = None
+        self.on_loss: Callable[[bytes], None] | None = None
         self.size = slots
         self.loads = 0
         self.evictions = 0
@@ -422,16 +425,15 @@ class HostBlocks:
     def unlock(self) -> None:
         self._locked = set()
 
-    @property
-    def names(self) -> list[bytes]:
-        """Names of the full blocks."""
-        return list(self._by_name)
-
     def forget_all(self) -> None:
+        names = list(self._by_name)
         self._entries.clear()
         self._by_name.clear()
         self._by_part.clear()
         self._blank = list(range(self.size))
+        if self.on_loss is not None:
+            for name in names:
+                self.on_loss(name)
 
     def _room(self) -> int | None:
         if self._blank:
@@ -442,8 +444,8 @@ class HostBlocks:
         entry = self._entries.pop(slot)
         if entry.name is not None:
             del self._by_name[entry.name]
-            if self.on_evict is not None:
-                self.on_evict(entry.name)
+            if self.on_loss is not None:
+                self.on_loss(entry.name)
         for name, _ in entry.parts:
             del self._by_part[name]
         self.evictions += 1

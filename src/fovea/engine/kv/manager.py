@@ -467,8 +467,6 @@ class KVManager:
     def abandon_moves(self) -> None:
         """The step failed: which moves were carried out is unknown, so forget everything in host memory."""
         self._loading, self._compacted = [], []
-        if self._announcer is not None:
-            self._announcer.lost()
         self.host.forget_all()
         if self.states is not None:
             self.states.slots.unlock()
