@@ -246,7 +246,7 @@ def test_bad_images_are_lines(batch: Any, engine: Engine, tmp_path: Path) -> Non
     (tmp_path / "target.png").write_bytes(PNG + b"target")
     code, line = finish(batch())
     assert (code, engine.asked.total()) == (1, 21)
-    assert line == f"fovea: 1 of 21 lines could not be answered; see their error in {tmp_path / 'out'}"
+    assert line == f"fovea: 1 of 21 lines could not be answered; each has an error in {tmp_path / 'out'}"
     found = answers(tmp_path / "out", 21)
     assert found["003.png"]["error"]["message"] == "no image"
     (tmp_path / "in" / "003.png").write_bytes(PNG + b"good")
