@@ -122,6 +122,18 @@ def test_a_backend_that_was_never_healthy_is_out_at_once() -> None:
     assert not one.healthy
 
 
+def test_a_backend_that_has_ended_after_its_drain_gets_no_request() -> None:
+    """The story: the first refused connection ended the drain, so requests went to a dead engine."""
+    one = backend("a")
+    one.note_check(0.0, passed=True)
+    one.note_check(1.0, passed=False, draining=True)
+    for second in (2.0, 3.0, 4.0):
+        one.note_check(second, passed=False)
+        assert not one.accepts(second, vision=False)
+    one.note_check(5.0, passed=True)
+    assert one.accepts(5.0, vision=False)
+
+
 def test_a_backend_that_drains_itself_is_not_broken() -> None:
     one = backend("a")
     one.note_check(0.0, passed=True)

@@ -147,7 +147,8 @@ class Backend:
         """Note a health check. Returns whether the backend's health changed by it."""
         before, drained = self.healthy, self.drains_itself
         first = not self._was_healthy
-        self.drains_itself = draining
+        # One that drained and cannot be reached now has ended: it gets no request before it is ready again.
+        self.drains_itself = draining or (drained and not passed)
         self.failed_checks = 0 if passed or draining else self.failed_checks + 1
         if passed:
             self.healthy = True
