@@ -55,13 +55,18 @@ def engine(qwen: Path) -> Iterator[Engine]:
         yield engine
 
 
-async def read(engine: Engine, pause_s: float, **options: Any) -> tuple[Completion, int]:
-    """Return an answer and its number of deltas. pause_s: the event loop does something else after each."""
+async def read(engine: Engine, late: bool, **options: Any) -> tuple[Completion, int]:
+    """Return an answer and its number of deltas.
+
+    late: after each of them, the event loop does something else until the engine has nothing to do.
+    """
     builder, deltas = AnswerBuilder(options.get("n", 1)), 0
     async for delta in engine.stream("hello", ignore_eos=True, max_tokens=48, seed=3, **options):
         builder.add(delta)
         deltas += 1
-        time.sleep(pause_s)
+        deadline = time.monotonic() + 60
+        while late and engine.stats()["requests_running"] and time.monotonic() < deadline:
+            time.sleep(0.01)
         await asyncio.sleep(0)
     return builder.build(), deltas
 
@@ -81,8 +86,8 @@ def test_a_late_reader_gets_the_same_answer_in_fewer_deltas(engine: Engine, opti
 
     It then answered no new request, because its event loop was always busy with the old ones.
     """
-    prompt, _ = asyncio.run(read(engine, 0.0, **options))
-    late, deltas = asyncio.run(read(engine, 0.3, **options))
+    prompt, _ = asyncio.run(read(engine, False, **options))
+    late, deltas = asyncio.run(read(engine, True, **options))
     assert late.texts == prompt.texts
     assert late.token_ids == prompt.token_ids
     assert late.finish_reasons == prompt.finish_reasons
