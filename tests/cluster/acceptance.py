@@ -576,7 +576,9 @@ PARTS = {
     "paper": paper,
     "plain": plain,
 }
-"""Parts on the raylets. Between those with different settings of the ingress the cluster goes down."""
+"""Parts on the raylets."""
+ALIKE = {"ingress", "node", "engine", "update", "scale"}
+"""Parts with the same settings of the ingress. Between others the cluster goes down."""
 
 
 def main() -> int:
@@ -614,12 +616,11 @@ def _on_raylets(wanted: list[str], folder: Path, environment: dict[str, str], re
     with (folder / "raylets.log").open("w") as log, raylets(environment, log) as nodes:
         report.figure("three raylets", f"{time.monotonic() - begun:.0f} s")
         bench = Bench(nodes, folder, environment)
-        for name, part in PARTS.items():
-            if name not in wanted:
-                continue
+        parts = [name for name in PARTS if name in wanted]
+        for name, following in zip(parts, [*parts[1:], ""], strict=True):
             print(name, flush=True)
-            part(bench, report)
-            if name in ("scale", "tiny", "plain"):
+            PARTS[name](bench, report)
+            if not {name, following} <= ALIKE:
                 bench.run("down")
 
 
