@@ -280,17 +280,7 @@ asyncio.run(main())
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
 def test_an_engine_dies_with_its_replica() -> None:
-    parent = subprocess.Popen([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    child = int(parent.stdout.readline())
-    parent.send_signal(signal.SIGKILL)
-    parent.communicate()
-    for _ in range(600):
-        if not is_alive(child):
-            return
-        asyncio.run(asyncio.sleep(0.1))
-    os.kill(child, signal.SIGKILL)
-    pytest.fail("the engine has outlived its replica by a minute")
+    dies_with_its_parent(ORPHAN, "the engine has outlived its replica by a minute")
 
 
 GUARDED = """
@@ -306,7 +296,12 @@ time.sleep(600)
 @pytest.mark.skipif(sys.platform != "linux", reason="environments of processes are read from Linux's /proc")
 def test_a_guard_ends_what_a_killed_process_leaves() -> None:
     """HAProxy once outlived a killed `fovea cluster up`, and kept its port from the next one."""
-    parent = subprocess.Popen([sys.executable, "-c", GUARDED], stdout=subprocess.PIPE, text=True)
+    dies_with_its_parent(GUARDED, "a process has outlived its guard by a minute")
+
+
+def dies_with_its_parent(script: str, failure: str) -> None:
+    """Kill a script that has printed the pid of a child, and wait for the child's end."""
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
     parent.send_signal(signal.SIGKILL)
@@ -316,7 +311,7 @@ def test_a_guard_ends_what_a_killed_process_leaves() -> None:
             return
         asyncio.run(asyncio.sleep(0.1))
     os.kill(child, signal.SIGKILL)
-    pytest.fail("a process has outlived its guard by a minute")
+    pytest.fail(failure)
 
 
 def is_alive(pid: int) -> bool:

@@ -10,7 +10,7 @@ import argparse
 import logging
 import sys
 import textwrap
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -393,3 +393,24 @@ def _read_template(args: argparse.Namespace, file: Mapping[str, Any]) -> str | N
         raise ConfigError(f"{source}: {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{source}: {path} is not UTF-8 text") from error
+
+
+def add_bounds(parser: argparse.ArgumentParser, ttft_ms: float) -> None:
+    """Add the flags that say which answers of a simulation are good. ttft_ms: default of the first token."""
+    for name, default, text in (
+        ("--ttft-ms", ttft_ms, "a good answer has its first token within this time"),
+        ("--itl-ms", 50.0, "and then this mean time per token"),
+    ):
+        parser.add_argument(
+            name, type=float, default=default, metavar="X", help=f"{text} (default: {default:g})"
+        )
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as lines: the first column begins at the left, the others end at the same places."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *others in rows:
+        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
+    return "\n".join(lines)

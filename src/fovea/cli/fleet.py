@@ -7,7 +7,8 @@ a cost model (--cost; default: fovea-tiny on a CPU).
 
   fovea cluster simulate --replicas 20 --rate 100 --model Qwen/Qwen2.5-VL-7B-Instruct --hardware L40S
   fovea cluster simulate --replicas 20 --rate 100 --route events --preempted 2
-  fovea cluster simulate --replicas 4 --rate 60 --shape daily --day-s 3600 --autoscale --replicas-max 20
+  fovea cluster simulate --replicas 4 --rate 60 --requests 216000 --shape daily --day-s 3600 \
+                         --autoscale --replicas-max 20
 
 The table has one column per --route. docs/cluster.md says what is simulated.
 """
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from fovea.cli import options
+from fovea.cli.common import add_bounds, aligned
 from fovea.cluster.fleet.load import Load, TraceLoad
 from fovea.cluster.fleet.replica import ReplicaSpec
 from fovea.cluster.fleet.report import OUTCOMES, FleetFigures
@@ -80,20 +82,7 @@ def add_simulate(actions: Any) -> None:
     parser.add_argument(
         "--price", type=float, metavar="X", help="US dollars per replica and hour (default: the device's)"
     )
-    parser.add_argument(
-        "--ttft-ms",
-        type=float,
-        default=1500.0,
-        metavar="X",
-        help="a good answer has its first token within this time (default: 1500)",
-    )
-    parser.add_argument(
-        "--itl-ms",
-        type=float,
-        default=50.0,
-        metavar="X",
-        help="and then this mean time per token (default: 50)",
-    )
+    add_bounds(parser, ttft_ms=1500.0)
     parser.add_argument(
         "--autoscale",
         action="store_true",
@@ -237,13 +226,4 @@ ROWS = (
 def table(found: dict[str, FleetFigures]) -> str:
     """Return a table with a column per policy."""
     rows = [["", *found], *([name, *map(cell, found.values())] for name, cell in ROWS)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            [
-                first.ljust(widths[0]),
-                *(one.rjust(width) for one, width in zip(others, widths[1:], strict=True)),
-            ]
-        ).rstrip()
-        for first, *others in rows
-    )
+    return aligned(rows)

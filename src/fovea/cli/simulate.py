@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from fovea.cli import options
+from fovea.cli.common import add_bounds, aligned
 from fovea.core.errors import ConfigError
 from fovea.core.trace import Trace, Workload, generate, read_trace, write_trace
 from fovea.engine.config import EngineConfig
@@ -66,20 +67,7 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--cost", type=Path, metavar="FILE", help="cost model (default: built in, of fovea-tiny on a CPU)"
     )
-    parser.add_argument(
-        "--ttft-ms",
-        type=float,
-        default=1000.0,
-        metavar="X",
-        help="a good answer has its first token within this time (default: 1000)",
-    )
-    parser.add_argument(
-        "--itl-ms",
-        type=float,
-        default=50.0,
-        metavar="X",
-        help="and then this mean time per token (default: 50)",
-    )
+    add_bounds(parser, ttft_ms=1000.0)
     parser.add_argument(
         "--batch-rule",
         action="store_true",
@@ -244,12 +232,7 @@ def table(reports: dict[str, Report]) -> str:
         rows.append(["  good", *(_percent(c.good) if c else "-" for c in of_kind)])
         rows.append(["  gaps within", *(_percent(c.gaps_within) if c else "-" for c in of_kind)])
         rows.append(["  first tokens within", *(_percent(c.firsts_within) if c else "-" for c in of_kind)])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for first, *others in rows:
-        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
-        lines.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
-    return "\n".join(lines)
+    return aligned(rows)
 
 
 def _spread(spread: Spread) -> str:

@@ -1,4 +1,4 @@
-"""Names: of the distribution for pip and its extras, of the bundled model, of models in general, of a header.
+"""Names: of the distribution for pip and its extras, the bundled model, models in general, a header, sockets.
 
 One model has many names (of a hub, a folder, another server); `canonical` and `spellings` compare them.
 """
@@ -19,6 +19,15 @@ BUNDLED = "fovea-tiny"
 def install_command(extra: str) -> str:
     """Return the command that installs an extra of pyproject.toml."""
     return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+_SOCKET = re.compile(r"tcp://(\*|[\w.-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})|ipc://\S+")
+
+
+def is_socket_address(text: str) -> bool:
+    """Whether a text is an address of a ZMQ socket: tcp://HOST:PORT, also with * as HOST, or ipc://PATH."""
+    found = _SOCKET.fullmatch(text)
+    return found is not None and (found[2] is None or 0 < int(found[2]) < 65536)
 
 
 def bundled_model() -> Path:

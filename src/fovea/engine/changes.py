@@ -118,10 +118,6 @@ class Changes(Generic[K, V]):
         stored = {key: value for key, value in pending.items() if value is not None}
         return Net(cleared, stored, removed)
 
-    def __len__(self) -> int:
-        """Number of entries of the cache, as far as they were noted."""
-        return len(self._known)
-
     @property
     def _unchanged(self) -> bool:
         return not self._pending and not self._cleared

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, Generic, NamedTuple
 
 from fovea.core.errors import ConfigError
+from fovea.core.names import install_command
 from fovea.engine.changes import (
     BlockChanges,
     Changes,
@@ -37,7 +38,6 @@ COLLECT_S = 0.005
 """Seconds for which changes are collected before they are sent as one message."""
 MOST_WAITING = 10_000
 """Most messages that wait for a slow subscriber. Later ones are dropped, and it has to ask for them."""
-MISSING = "events of caches need two packages: pip install 'fovea-vlm[events]'"
 log = logging.getLogger("fovea.engine")
 
 
@@ -358,5 +358,8 @@ def _zmq() -> Any:
         import msgspec  # noqa: F401
         import zmq
     except ImportError as error:
-        raise ConfigError(f"{MISSING} ({error.name} is missing)", param="kv_events") from error
+        raise ConfigError(
+            f"events of caches need two packages: {install_command('events')} ({error.name} is missing)",
+            param="kv_events",
+        ) from error
     return zmq

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from fovea import __version__
 from fovea.access.audit import Audit
 from fovea.core.errors import ConfigError
+from fovea.core.names import install_command
 from fovea.gateway.app import Gateway
 from fovea.gateway.backends.backend import Backend
 from fovea.gateway.backends.fleet import EVERY_S, Discovery, Drains, Fleet
@@ -265,7 +266,7 @@ class Life:
                 from fovea.gateway.backends.holdings import Followers
             except ImportError as error:
                 raise ConfigError(
-                    f"events of backends need two packages: pip install 'fovea-vlm[events]' "
+                    f"events of backends need two packages: {install_command('events')} "
                     f"({error.name} is missing)",
                     param="encoder_events",
                 ) from error

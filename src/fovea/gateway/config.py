@@ -22,7 +22,6 @@ All other keys of the file are settings (`settings.py`).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -31,6 +30,7 @@ from urllib.parse import urlsplit
 
 from fovea.core.config_files import check_keys, tables
 from fovea.core.errors import ConfigError
+from fovea.core.names import is_socket_address
 from fovea.gateway.settings import POLICIES
 
 T = TypeVar("T")
@@ -279,7 +279,7 @@ def _check_url(url: str) -> None:
 
 
 def _check_events(name: str, address: str) -> None:
-    if address and not re.fullmatch(r"tcp://(\*|[\w.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}|ipc://\S+", address):
+    if address and not is_socket_address(address):
         raise ConfigError(
             f"{name} is {address!r}; accepted: tcp://HOST:PORT with * for the host of the url, or ipc://PATH",
             param=name,

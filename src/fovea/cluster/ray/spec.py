@@ -63,7 +63,7 @@ def _check_address(value: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Ingress:
-    """Where clients come in, and how their requests find a replica."""
+    """The proxies to which clients connect, and how these choose a replica."""
 
     host: str = setting("0.0.0.0", "Address on which the proxies listen.")
     port: int = setting(8000, "Port on which the proxies listen.", low=1, high=65535)

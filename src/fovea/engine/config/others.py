@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from fovea.core.errors import ConfigError
+from fovea.core.names import is_socket_address
 from fovea.core.settings import check_settings, setting
 from fovea.engine.config.memory import MOST_MIB
 
@@ -165,15 +166,10 @@ class ParallelSettings:
         return self.tensor_parallel * self.pipeline_parallel
 
 
-_LISTEN = re.compile(r"tcp://(\*|[\w.-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})|ipc://\S+")
-
-
 def _listen(text: str) -> str:
-    found = _LISTEN.fullmatch(text)
-    good = found is not None and (found[2] is None or 0 < int(found[2]) < 65536)
-    return (
-        "" if not text or good else "tcp://HOST:PORT with * for all addresses of this machine, or ipc://PATH"
-    )
+    if not text or is_socket_address(text):
+        return ""
+    return "tcp://HOST:PORT with * for all addresses of this machine, or ipc://PATH"
 
 
 @dataclass(frozen=True, slots=True)
