@@ -14,7 +14,8 @@
 # make wheel  wheels with compiled kernels for Linux and macOS, into dist/; tries the one of this machine (15 minutes)
 # make sdist  the source distribution, into dist/
 # make sbom   a bill of materials (CycloneDX) of what an installation for serving holds, into dist/ (3 minutes the first time)
-# make release-check  the version agrees everywhere; TAG=v1.2.3 also checks the tag and the changelog's date
+# make release-check  prove all of a release but the push (45 minutes; ONLY=facts,workflows,image in seconds): docs/releasing.md
+# make pin-image  write the present digests of the base images into the release's Dockerfile
 # make test-otel  traces received by MLflow's server (900 MB the first time)
 # make real   tests with two pretrained decoders, SmolLM2 135M and Gemma 3 270M (15 minutes of
 #             processor time; the first time 10 more, to download 600 MB and compile llama.cpp)
@@ -48,7 +49,7 @@ OUT ?= out
 FUZZ_SECONDS ?= 600
 CHAOS_MINUTES ?= 20
 
-.PHONY: help demo servers test test-fresh test-all test-clients test-cluster test-routers test-portable test-arm check format serve bench bench-gateway bench-relevance bench-speculation bench-transfer bench-roles bench-fleet attack soak chaos fuzz gpu gpu-rehearsal real wheel sdist sbom release-check test-otel clean
+.PHONY: help demo servers test test-fresh test-all test-clients test-cluster test-routers test-portable test-arm check format serve bench bench-gateway bench-relevance bench-speculation bench-transfer bench-roles bench-fleet attack soak chaos fuzz gpu gpu-rehearsal real wheel sdist sbom release-check try-wheel pin-image release-page test-otel clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -207,22 +208,34 @@ sdist: $(WHEEL_TOOLS)/.installed
 
 # The bill of materials lists an environment as an operator has it: Fovea and its extras for serving.
 SERVING := $(OUT)/serving
-SBOM_TOOLS := $(OUT)/sbom-tools
+RELEASE_TOOLS := $(OUT)/release-tools
 $(SERVING)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(SERVING)
 	$(SERVING)/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
 	$(SERVING)/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt '.[video,redis,otel,profiling,pdf]'
 	@touch $@
-$(SBOM_TOOLS)/.installed: tools/release/requirements.txt
-	$(PYTHON) -m venv $(SBOM_TOOLS)
-	$(SBOM_TOOLS)/bin/python -m pip --disable-pip-version-check install --quiet --requirement $< 'cyclonedx-python-lib[json-validation]'
+$(RELEASE_TOOLS)/.installed: tools/release/requirements.txt tools/wheels/requirements.txt
+	$(PYTHON) -m venv $(RELEASE_TOOLS)
+	$(RELEASE_TOOLS)/bin/python -m pip --disable-pip-version-check install --quiet --requirement tools/release/requirements.txt --requirement tools/wheels/requirements.txt 'cyclonedx-python-lib[json-validation]'
 	@touch $@
 
-sbom: $(SERVING)/.installed $(SBOM_TOOLS)/.installed
-	$(SBOM_TOOLS)/bin/python -m tools.release.sbom --python $(SERVING)/bin/python --out dist/fovea.cdx.json
+sbom: $(SERVING)/.installed $(RELEASE_TOOLS)/.installed
+	$(RELEASE_TOOLS)/bin/python -m tools.release.sbom --python $(SERVING)/bin/python --out dist/fovea.cdx.json
 
-release-check:
-	$(PYTHON) -m tools.release.check $(if $(TAG),--tag $(TAG))
+# TORCH is a wheel of torch for CPUs, for machines that cannot reach TORCH_INDEX. PYTHONS are tried, too.
+release-check: $(RELEASE_TOOLS)/.installed
+	$(RELEASE_TOOLS)/bin/python -m tools.release.check $(if $(TAG),--tag $(TAG)) $(if $(ONLY),--only $(ONLY)) \
+	  $(if $(TORCH),--torch $(TORCH)) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX)) $(foreach each,$(PYTHONS),--python $(each))
+
+# The wheel of dist/ for this machine, in an environment of this Python.
+try-wheel:
+	$(PYTHON) -m tools.release.check --only install $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
+
+pin-image:
+	$(PYTHON) -m tools.release.image
+
+release-page:
+	gh release create $(TAG) --verify-tag --title "Fovea $(TAG)" --notes-file dist/NOTE.md dist/*.whl dist/*.tar.gz dist/fovea.cdx.json
 
 OTEL := $(OUT)/mlflow
 $(OTEL)/.installed:

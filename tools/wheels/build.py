@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import subprocess
 import sys
 import tarfile
@@ -19,7 +18,7 @@ from pathlib import Path
 from tools import DISTRIBUTION
 from tools.wheels.check import WheelError, check
 from tools.wheels.install import check_install
-from tools.wheels.platforms import PLATFORMS, Platform
+from tools.wheels.platforms import PLATFORMS, Platform, is_this_machine
 
 NAME = DISTRIBUTION.replace("-", "_")
 """The distribution's name as file names have it."""
@@ -40,7 +39,7 @@ def main() -> int:
                 if not args.only or each.name in args.only:
                     wheel = build_wheel(each, source, folder)
                     print("\n".join(check(wheel, each)), flush=True)
-                    if args.install and _is_this_machine(each):
+                    if args.install and is_this_machine(each):
                         print(check_install(wheel), flush=True)
     except (WheelError, subprocess.CalledProcessError) as error:
         print(error, file=sys.stderr)
@@ -76,10 +75,6 @@ def _unpack(archive: Path, folder: Path) -> Path:
     with tarfile.open(archive) as files:
         files.extractall(folder, filter="data")
     return folder / archive.name.removesuffix(".tar.gz")
-
-
-def _is_this_machine(target: Platform) -> bool:
-    return (platform.system(), platform.machine()) == (target.system, target.machine)
 
 
 def _arguments() -> argparse.Namespace:

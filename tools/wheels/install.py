@@ -1,16 +1,17 @@
 """Checks that a wheel works where there is no compiler: in an empty environment, with an empty PATH.
 
 The environment gets torch and Fovea. Then Fovea answers questions about pictures with `--kernels native`.
-The kernels must come from the wheel, and nothing may be compiled: `python -m tools.wheels.install WHEEL`.
+The kernels must come from the wheel, and nothing may be compiled. On Linux:
+`python -m tools.wheels.install WHEEL`; `--python` and `--torch-index` name an interpreter and where torch is.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
 import tempfile
-import venv
 from pathlib import Path
 
 from tools.wheels.check import NATIVE, WheelError
@@ -35,20 +36,25 @@ sys.exit(status)
 """A program that runs the command line and then prints which libraries of Fovea the process has loaded."""
 
 
-def check_install(wheel: Path) -> str:
+def check_install(wheel: Path, interpreter: str = sys.executable, torch_index: str = "") -> str:
     """Return what happened.
 
+    interpreter: Python of the environment. torch_index: where torch comes from; "": from PyPI.
     Raises WheelError if Fovea does not work as it should, CalledProcessError if pip fails.
     """
     with tempfile.TemporaryDirectory() as scratch:
         environment = Path(scratch) / "environment"
-        venv.create(environment, with_pip=True)
+        subprocess.run([interpreter, "-m", "venv", str(environment)], check=True)
         python = environment / "bin" / "python"
         pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
         pip += ["--constraint", str(ROOT / "constraints.txt")]
-        subprocess.run([*pip, TORCH], check=True)
+        index = ["--index-url", torch_index] if torch_index else []
+        subprocess.run([*pip, *index, TORCH], check=True)
         subprocess.run([*pip, str(wheel)], check=True)
-        return _ask(python, Path(scratch))
+        version = subprocess.run(
+            [str(python), "--version"], check=True, capture_output=True, text=True
+        ).stdout
+        return f"{version.strip()}: {_ask(python, Path(scratch))}"
 
 
 def _ask(python: Path, scratch: Path) -> str:
@@ -70,5 +76,17 @@ def _ask(python: Path, scratch: Path) -> str:
     return "\n".join(["installed without a compiler; the cache folder stayed empty", *told])
 
 
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("wheel", type=Path)
+    parser.add_argument("--python", default=sys.executable, help="interpreter (default: this one)")
+    parser.add_argument(
+        "--torch-index", default="", help="index that torch is installed from (default: PyPI)"
+    )
+    args = parser.parse_args()
+    print(check_install(args.wheel.resolve(), args.python, args.torch_index))
+    return 0
+
+
 if __name__ == "__main__":
-    print(check_install(Path(sys.argv[1]).resolve()))
+    sys.exit(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass
 
 
@@ -28,3 +29,9 @@ PLATFORMS = (
     Platform("aarch64", "manylinux_2_28_aarch64", "aarch64-linux-gnu.2.28", "Linux", "aarch64"),
     Platform("macos", "macosx_11_0_arm64", "aarch64-macos.11.0", "Darwin", "aarch64"),
 )
+
+
+def is_this_machine(target: Platform) -> bool:
+    """Return whether wheels of a platform run on this machine."""
+    machine = {"arm64": "aarch64"}.get(platform.machine(), platform.machine())
+    return (platform.system(), machine) == (target.system, target.machine)
