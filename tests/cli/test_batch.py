@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image as Pillow
 
 from fovea import Engine
+from fovea.cli.batch import ImageFolder
+from fovea.core.errors import FoveaError
 from tests.cli.support import Caller, interrupt, read_lines, start, until, write_lines
 
 FEW = ("--max-tokens", "5")
@@ -305,6 +309,38 @@ def test_a_folder_of_images_with_one_question(fovea: Caller, tiny: Path, engine:
     assert "error" in bodies[2]
     whole = engine.generate("what is it?", images=[pictures / "a.png"], max_tokens=5)
     assert bodies[0]["text"] == bodies[3]["text"] == whole.text
+
+
+def test_pages_of_pdf_files_are_images(fovea: Caller, tiny: Path, engine: Engine, here: Path) -> None:
+    pages = [Pillow.new("RGB", (200, 100), colour) for colour in ("red", "blue")]
+    (here / "paper").mkdir()
+    pages[0].save(here / "paper" / "two.PDF", save_all=True, append_images=pages[1:], resolution=72.0)
+    (here / "paper" / "broken.pdf").write_text("no file")
+    out = here / "out.jsonl"
+    outcome = fovea("batch", here / "paper", out, "--prompt", "what is it?", "--model", tiny, *FEW)
+    broken, *answers = read_lines(out)
+    assert outcome.code == 1
+    assert [body["id"] for body in answers] == ["two.PDF#page=1", "two.PDF#page=2"]
+    assert [broken["id"], broken["error"]["code"]] == ["broken.pdf#page=1", "not_a_pdf"]
+    for page, body in enumerate(answers, 1):
+        picture = ImageFolder(here / "paper").open(f"two.PDF#page={page}")
+        assert isinstance(picture, bytes)
+        assert Pillow.open(io.BytesIO(picture)).size == (1112, 556)
+        assert body["text"] == engine.generate("what is it?", images=[picture], max_tokens=5).text
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("none.pdf", "accepted: one of its pages, such as none.pdf#page=1"),
+        ("none.pdf#page=1", "none.pdf cannot be read: No such file"),
+        ("one.pdf#page=2", "the PDF has 1 pages"),
+    ],
+)
+def test_a_page_that_cannot_be_read_is_named(tmp_path: Path, name: str, words: str) -> None:
+    Pillow.new("RGB", (20, 20)).save(tmp_path / "one.pdf")
+    with pytest.raises(FoveaError, match=words):
+        ImageFolder(tmp_path).open(name)
 
 
 def test_a_folder_needs_a_question_and_images(fovea: Caller, here: Path) -> None:

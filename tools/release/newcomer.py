@@ -1,10 +1,9 @@
 """Tries a wheel as somebody does who has nothing but uv or pipx: `make release-check` runs it.
 
-The home folder is empty, and PATH has uv or pipx, Python and two of
-the system's programs: no compiler, no Fovea. A server of this
-program offers the wheel as an index does; all other packages come from PyPI. `uvx` and `pipx run` then answer
-a question about a picture, twice. With a wheel of torch for CPUs, the index offers it, too; without one,
-PyTorch's own index does, by the options that docs/dependencies.md names.
+The home folder is empty, and PATH has uv or pipx, Python and two of the system's programs: no compiler, no
+Fovea. A server of this program offers the wheel as an index does; all other packages come from PyPI. `uvx` and
+`pipx run` then answer a question about a picture, twice. With a wheel of torch for CPUs, the index offers it,
+too; without one, PyTorch's own index does, by the options that docs/dependencies.md names.
 
 `python -m tools.release.newcomer --sizes` prints what an installation downloads, with torch for CUDA or CPUs.
 """
@@ -14,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -95,20 +95,27 @@ def check(tool: str, wheel: Path, torch: Path | None) -> str:
         variables = {name: os.environ[name] for name in _KEPT if name in os.environ}
         variables |= {"HOME": str(home), "PATH": str(programs), "UV_PYTHON_DOWNLOADS": "never"}
         command = _command(tool, address, torch, home)
-        seconds = []
-        for _ in range(2):
-            started = time.monotonic()
-            done = subprocess.run(command, env=variables, cwd=home, capture_output=True, text=True)
-            seconds.append(time.monotonic() - started)
-            if done.returncode or done.stdout.strip() not in _answers():
-                raise WheelError(
-                    f"{' '.join(command)} ended with {done.returncode}: {done.stdout}{done.stderr}"
-                )
+        times = [_timed(command, variables, home) for _ in range(2)]
         if (home / ".cache" / "fovea").exists():
             raise WheelError("something was compiled or kept in ~/.cache/fovea")
         size = sum(path.lstat().st_size for path in home.rglob("*") if path.is_file())
-    first, second = seconds
-    return f"{tool}: {first:.0f} s to the first answer, then {second:.1f} s; {size / 1e6:,.0f} MB on disk"
+    first, second = (f"{wall:.0f} s ({processor:.1f} s of processor time)" for wall, processor in times)
+    return f"{tool}: {first} to the first answer, {second} to the next; {size / 1e6:,.0f} MB on disk"
+
+
+def _timed(command: list[str], variables: dict[str, str], home: Path) -> tuple[float, float]:
+    """Return the seconds, and the seconds of processor time, of a right answer. Raises WheelError for others."""
+    used, started = _processor_s(), time.monotonic()
+    done = subprocess.run(command, env=variables, cwd=home, capture_output=True, text=True)
+    wall = time.monotonic() - started
+    if done.returncode or done.stdout.strip() not in _answers():
+        raise WheelError(f"{' '.join(command)} ended with {done.returncode}: {done.stdout}{done.stderr}")
+    return wall, _processor_s() - used
+
+
+def _processor_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _command(tool: str, address: str, torch: Path | None, home: Path) -> list[str]:

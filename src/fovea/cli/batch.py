@@ -1,10 +1,11 @@
 """fovea batch IN OUT.jsonl: many questions, resumable, in order.
 
-IN is a file of questions, or a folder of images with --prompt. A line of the
-file is {"image": "a.png", "question": "..."}. `images` takes several,
+IN is a file of questions, or a folder of images and PDF files with --prompt. A
+line of the file is {"image": "a.png", "question": "..."}. `images` takes several,
 `params` sampling parameters, `id` a name. `messages`, instead of a question,
 takes a whole conversation whose parts are {"type": "text", "text": "..."} and
 {"type": "image", "image": "a.png"}. Paths are relative to the folder of IN.
+An image can be a page of a PDF file, "a.pdf#page=2" (extra `pdf`).
 
 Line n of OUT answers line n of IN: {"line", "id", "text", "finish_reason",
 "usage"}, or {"line", "id", "error"}; with params.n there are "texts" and
@@ -25,8 +26,10 @@ import asyncio
 import itertools
 import json
 import os
+import re
 import shutil
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,8 +50,11 @@ from fovea.cli.common import (
 )
 from fovea.core.errors import InvalidRequest
 from fovea.core.json_text import is_blank, parse_object
+from fovea.media.pdf import Document, InvalidPdf, PageRange
 
 IN_FLIGHT = 16
+PDF = ".pdf"
+_PAGE = re.compile(r"(?P<path>.+)#page=(?P<page>[1-9]\d{0,5})")
 
 
 def read_questions(path: Path) -> list[bytes]:
@@ -57,18 +63,68 @@ def read_questions(path: Path) -> list[bytes]:
 
 
 def _folder_lines(folder: Path) -> list[bytes]:
-    """Return a line for each image in a folder and the folders in it, in the order of their names.
+    """Return a line for each image and each page of a PDF file in a folder and the folders in it, by name.
 
-    Hidden files are left out. Raises InvalidRequest if there is no image.
+    Hidden files are left out. Raises InvalidRequest if there is no image, and Unavailable if there is a PDF
+    file and the package that reads them is missing.
     """
     names = sorted(
         path.relative_to(folder)
         for path in folder.rglob("*")
-        if path.suffix.lower() in IMAGES and path.is_file() and not _is_hidden(path.relative_to(folder))
+        if path.suffix.lower() in (*IMAGES, PDF)
+        and path.is_file()
+        and not _is_hidden(path.relative_to(folder))
     )
     if not names:
-        raise InvalidRequest(f"{folder} has no image; accepted are files that end in {', '.join(IMAGES)}")
-    return [json.dumps({"id": name.as_posix(), "image": name.as_posix()}).encode() for name in names]
+        accepted = ", ".join((*IMAGES, PDF))
+        raise InvalidRequest(f"{folder} has no image; accepted are files that end in {accepted}")
+    lines = [line for name in names for line in _names_in(folder, name)]
+    return [json.dumps({"id": name, "image": name}).encode() for name in lines]
+
+
+def _names_in(folder: Path, name: Path) -> list[str]:
+    """Return the name of an image, or the names of the pages of a PDF file.
+
+    A PDF file that cannot be read gets one page, whose answer will be the error.
+    """
+    if name.suffix.lower() != PDF:
+        return [name.as_posix()]
+    try:
+        with Document((folder / name).read_bytes()) as document:
+            pages = document.pages
+    except (InvalidPdf, OSError):
+        pages = 1
+    return [f"{name.as_posix()}#page={page}" for page in range(1, pages + 1)]
+
+
+class ImageFolder:
+    """Opens images by their names: files, and pages of PDF files as `a.pdf#page=2`. Threads may share it.
+
+    folder: names are relative to it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._alone = threading.Lock()  # PDFium works for one thread at a time
+
+    def open(self, name: str) -> Path | bytes:
+        """Return the path of an image, or a page as a JPEG file.
+
+        Raises InvalidPdf for a file or page that cannot be read, Unavailable if pypdfium2 is missing.
+        """
+        found = _PAGE.fullmatch(name)
+        if found is None or not found["path"].lower().endswith(PDF):
+            if name.lower().endswith(PDF):
+                raise InvalidPdf(f"{name} is a PDF file; accepted: one of its pages, such as {name}#page=1")
+            return self._folder / name
+        try:
+            data = (self._folder / found["path"]).read_bytes()
+        except OSError as error:
+            raise InvalidPdf(f"{found['path']} cannot be read: {error.strerror}") from error
+        number = int(found["page"])
+        with self._alone, Document(data) as document:
+            (page,) = document.render(PageRange(number, number, most=1))
+        return page.jpeg
 
 
 def _is_hidden(path: Path) -> bool:
@@ -185,7 +241,7 @@ def register(commands: Any) -> None:
     parser = commands.add_parser("batch", description=__doc__, usage="fovea batch [OPTIONS] IN OUT.jsonl")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
-        "input", metavar="IN", help="questions, one JSON object per line; or a folder of images"
+        "input", metavar="IN", help="questions, one JSON object per line; or a folder of images and PDF files"
     )
     parser.add_argument("output", metavar="OUT.jsonl", help="answers; the file is created, or continued")
     parser.add_argument(
@@ -224,7 +280,7 @@ def run(args: argparse.Namespace) -> int:
     if progress.failed or progress.done < len(lines):
         with load_engine(args, file, **SINGLE_USER) as engine:
             folder = source if source.is_dir() else source.parent
-            runner = LineRunner(engine, lambda name: folder / name, params, pixel_budget(args), prompt)
+            runner = LineRunner(engine, ImageFolder(folder).open, params, pixel_budget(args), prompt)
             work = _answer_all(runner, output, lines, progress, args.concurrency or IN_FLIGHT)
             failed = asyncio.run(run_and_close(engine, work))
     if failed:
