@@ -8,6 +8,7 @@
 # make test-portable  repeat the tests of kernels as on a CPU with AVX2, and without Fovea's own kernels (3 minutes)
 # make test-clients  other people's API clients against a server and through the gateway, into docs/clients.md
 #             (5 minutes; 1.2 GB the first time)
+# make test-recipes  Open WebUI, lmms-eval and a folder of documents, as docs/integrations.md says (10 minutes; 3.5 GB on disk)
 # make test-routers  other people's routers in front of two engines: how often they find the one that has an image
 #             cached, into docs/routers.md (6 minutes; 600 MB the first time)
 # make test-arm  compile the kernels for ARM and test them on emulated processors (needs a Debian machine)
@@ -49,7 +50,7 @@ OUT ?= out
 FUZZ_SECONDS ?= 600
 CHAOS_MINUTES ?= 20
 
-.PHONY: help demo servers test test-fresh test-all test-clients test-cluster test-routers test-portable test-arm check format serve bench bench-gateway bench-relevance bench-speculation bench-transfer bench-roles bench-fleet attack soak chaos fuzz gpu gpu-rehearsal real wheel sdist sbom release-check try-wheel pin-image release-page test-otel clean
+.PHONY: help demo servers test test-fresh test-all test-clients test-recipes test-cluster test-routers test-portable test-arm check format serve bench bench-gateway bench-relevance bench-speculation bench-transfer bench-roles bench-fleet attack soak chaos fuzz gpu gpu-rehearsal real wheel sdist sbom release-check try-wheel pin-image release-page test-otel clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -118,6 +119,24 @@ $(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/requirements
 
 test-clients: $(VENV)/.installed $(CLIENTS)/.installed
 	$(CLIENTS)/bin/python tests/clients/table.py
+
+# Open WebUI and lmms-eval need many packages, too, and other versions of some.
+WEBUI := $(OUT)/open-webui
+LMMS := $(OUT)/lmms-eval
+$(WEBUI)/.installed:
+	$(PYTHON) -m venv $(WEBUI)
+	$(WEBUI)/bin/python -m pip --disable-pip-version-check install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
+	$(WEBUI)/bin/python -m pip --disable-pip-version-check install --quiet --no-compile open-webui==0.12.4
+	@touch $@
+$(LMMS)/.installed: tests/recipes/requirements-lmms-eval.txt
+	$(PYTHON) -m venv $(LMMS)
+	$(LMMS)/bin/python -m pip --disable-pip-version-check install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
+	$(LMMS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement $<
+	@touch $@
+
+test-recipes: $(VENV)/.installed-dev $(WEBUI)/.installed $(LMMS)/.installed
+	FOVEA_TEST_RECIPES=1 FOVEA_TEST_OPEN_WEBUI=$(abspath $(WEBUI))/bin/open-webui FOVEA_TEST_LMMS_EVAL=$(abspath $(LMMS))/bin/python \
+	  $(BIN)/python -m pytest -q -n 0 tests/recipes
 
 # Ray needs many packages, so it gets an environment of its own.
 CLUSTER := .venv-cluster

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 ROOT = Path(__file__).resolve().parents[2]
 FOVEA = Path(os.environ.get("FOVEA", ROOT / ".venv" / "bin" / "fovea"))
 MODEL = "fovea-tiny"
-LOAD_SECONDS = 120
+LOAD_SECONDS = 300
 
 Shape = Literal["circle", "square", "triangle", "diamond", "star", "cross"]
 Colour = Literal["red", "green", "blue", "yellow", "orange", "purple", "pink", "cyan"]
@@ -73,11 +73,17 @@ def gateway(backend: Server) -> Iterator[Server]:
         yield server
 
 
-@contextmanager
-def _run(command: str, *words: str) -> Iterator[Server]:
+def free_port() -> int:
+    """Return a port of this machine that nobody uses now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+        port: int = listener.getsockname()[1]
+    return port
+
+
+@contextmanager
+def _run(command: str, *words: str) -> Iterator[Server]:
+    port = free_port()
     process = subprocess.Popen([str(FOVEA), command, *words, "--port", str(port), "--log-level", "warning"])
     try:
         server = Server(f"http://127.0.0.1:{port}")

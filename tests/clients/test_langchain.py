@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import openai
@@ -19,6 +20,7 @@ from tests.clients.support import (
     MODEL,
     POINT_AT,
     READ_SIGN,
+    ROOT,
     TOOLS,
     TRIANGLES,
     Case,
@@ -140,3 +142,14 @@ def test_errors(server: Server) -> None:
     """a wrong field raises BadRequestError"""
     with pytest.raises(openai.BadRequestError, match="top_p"):
         model(server, top_p=-1).invoke([asks(READ_SIGN)])
+
+
+def test_the_recipe(
+    server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """the program in docs/integrations.md streams a right answer and prints a number"""
+    monkeypatch.chdir(ROOT)
+    page = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(program.replace("http://127.0.0.1:8000/v1", server.v1), {"__name__": "recipe"})
+    assert capsys.readouterr().out == "There are 3 triangles.3\n"

@@ -1,7 +1,7 @@
 """Tries a wheel as somebody does who has nothing but uv or pipx: `make release-check` runs it.
 
 The home folder is empty, and PATH has uv or pipx, Python and two of the system's programs: no compiler, no
-Fovea. A server of this program offers the wheel as an index does; all other packages come from PyPI. `uvx` and
+Fovea. A server of this program offers the wheel as an index does; all else comes from PyPI. `uvx` and
 `pipx run` then answer a question about a picture, twice. With a wheel of torch for CPUs, the index offers it,
 too; without one, PyTorch's own index does, by the options that docs/dependencies.md names.
 
@@ -104,7 +104,7 @@ def check(tool: str, wheel: Path, torch: Path | None) -> str:
 
 
 def _timed(command: list[str], variables: dict[str, str], home: Path) -> tuple[float, float]:
-    """Return the seconds, and the seconds of processor time, of a right answer. Raises WheelError for others."""
+    """Return the seconds, and those of processor time, of a right answer. Raises WheelError for others."""
     used, started = _processor_s(), time.monotonic()
     done = subprocess.run(command, env=variables, cwd=home, capture_output=True, text=True)
     wall = time.monotonic() - started
