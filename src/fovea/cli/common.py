@@ -7,6 +7,7 @@ requests to a running server.
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import sys
 import textwrap
@@ -330,7 +331,13 @@ def load_engine(args: argparse.Namespace, file: Mapping[str, Any], **fixed: Any)
 
     fixed: settings that the command sets itself.
     """
-    return engine_loader(args, file, **fixed)()
+    # Imports and the model are 250,000 objects that stay, and to look for garbage among them takes long.
+    gc.disable()
+    try:
+        return engine_loader(args, file, **fixed)()
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def engine_loader(args: argparse.Namespace, file: Mapping[str, Any], **fixed: Any) -> Callable[[], Engine]:
