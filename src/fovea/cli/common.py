@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from fovea.cli import options
+from fovea.cli.loading import loading_shown
 from fovea.core.constraints import AnswerFormat
 from fovea.core.errors import ConfigError, InvalidRequest
 from fovea.core.media import AUTO, DETAILS, PixelBudget, VideoBudget, VisualTokens
@@ -334,7 +335,8 @@ def load_engine(args: argparse.Namespace, file: Mapping[str, Any], **fixed: Any)
     # Imports and the model are 250,000 objects that stay, and to look for garbage among them takes long.
     gc.disable()
     try:
-        return engine_loader(args, file, **fixed)()
+        with loading_shown():
+            return engine_loader(args, file, **fixed)()
     finally:
         gc.freeze()
         gc.enable()
