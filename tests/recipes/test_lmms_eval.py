@@ -29,7 +29,8 @@ def test_every_answer_about_the_example_pictures_is_right(tmp_path: Path, front:
             results = evaluate(server.v1, tmp_path)
     assert results["n-samples"]["pictures"] == {"original": 10, "effective": 10}
     assert results["results"]["pictures"]["right,none"] == 1.0
-    samples = [json.loads(line) for path in tmp_path.rglob("*samples*.jsonl") for line in path.open()]
+    (path,) = tmp_path.rglob("*_samples_pictures.jsonl")
+    samples = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     assert len(samples) == 10
 
 
