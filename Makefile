@@ -8,7 +8,7 @@
 # make test-portable  repeat the tests of kernels as on a CPU with AVX2, and without Fovea's own kernels (3 minutes)
 # make test-clients  other people's API clients against a server and through the gateway, into docs/clients.md
 #             (5 minutes; 1.2 GB the first time)
-# make test-recipes  Open WebUI, lmms-eval and a folder of documents, as docs/integrations.md says (10 minutes; 3.5 GB on disk)
+# make test-recipes  Open WebUI, lmms-eval and a folder of documents, as docs/integrations.md says (10 minutes; 4.6 GB on disk)
 # make test-routers  other people's routers in front of two engines: how often they find the one that has an image
 #             cached, into docs/routers.md (6 minutes; 600 MB the first time)
 # make test-arm  compile the kernels for ARM and test them on emulated processors (needs a Debian machine)
