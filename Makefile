@@ -15,7 +15,7 @@
 # make wheel  wheels with compiled kernels for Linux and macOS, into dist/; tries the one of this machine (15 minutes)
 # make sdist  the source distribution, into dist/
 # make sbom   a bill of materials (CycloneDX) of what an installation for serving holds, into dist/ (3 minutes the first time)
-# make release-check  prove all of a release but the push (45 minutes; ONLY=facts,workflows,image in seconds): docs/releasing.md
+# make release-check  prove all of a release but the push (20 minutes; ONLY=facts,workflows,image in seconds): docs/releasing.md
 # make pin-image  write the present digests of the base images into the release's Dockerfile
 # make test-otel  traces received by MLflow's server (900 MB the first time)
 # make real   tests with two pretrained decoders, SmolLM2 135M and Gemma 3 270M (15 minutes of
