@@ -17,7 +17,6 @@ from typing import Any, cast
 
 from fovea.cli.main import build_parser
 from fovea.cli.metrics import Row, gateway_rows, server_rows
-from fovea.gateway import app
 from fovea.gateway.app import APIS, Gateway
 from fovea.server import routes
 from tools.error_codes import MEANINGS, codes
@@ -149,8 +148,8 @@ def _gateway_routes() -> list[str]:
     lines = [f"`POST {path}`: Answer a request" for path in APIS]
     lines += [f"`{method} {path}`: {_first(call)}" for (method, path), call in gateway._routes.items()]
     lines.append("`GET /v1/models/NAME`: Describe a model")
-    table = re.findall(r"^    (GET|POST) +(/\S+) +(.+)$", app.__doc__ or "", flags=re.M)
-    lines += [f"`{method} {path}`: {text}" for method, path, text in table]
+    lines += [f"`GET {path}`: {_first(call)}" for path, call in gateway.pages.items()]
+    lines += [f"`{method} {path}`: {_first(call)}" for method, path, call in gateway.administration.table]
     return sorted(lines, key=lambda line: line.split()[1])
 
 

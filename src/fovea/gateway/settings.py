@@ -305,6 +305,11 @@ class GatewaySettings:
         "TOML file of tenants' hashed keys with their limits; read again when it changes. none: no file.",
     )
     prices: Path | None = setting(None, "TOML file of prices by model; none: requests cost nothing.")
+    page: str = setting(
+        "on",
+        "Pages in the browser: / to chat, and /admin for operators. off: neither.",
+        choices=("on", "off"),
+    )
     workers: int = setting(1, "Processes that serve.", low=1, high=256)
     audit_log: str = setting(
         "false", "A line of JSON per request, without content. true: to the log; a path: to that file."

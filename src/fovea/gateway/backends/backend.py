@@ -41,6 +41,7 @@ class Backend:
 
     config: its configuration.
     models: names of the models that it serves, as it calls them.
+    modalities: what each model takes beside text, such as "image"; a model that does not tell is missing.
     is_fovea: whether its list of models says that it is a Fovea engine.
     requests, text, visual: outstanding requests, tokens of text, visual tokens.
     healthy: whether its health check passes; true until one has failed.
@@ -61,6 +62,7 @@ class Backend:
         self.config = config
         self.key = key
         self.models: frozenset[str] = frozenset(config.models)
+        self.modalities: Mapping[str, frozenset[str]] = {}
         self.is_fovea = False
         self.requests = self.text = self.visual = 0
         self.healthy = True
