@@ -45,7 +45,7 @@ def blank(own_tab: tuple[Page, Watch], front: RunningGateway) -> Iterator[Page]:
     page.goto(f"{front.url}/ui/icon.svg")
     page.evaluate("sessionStorage.clear()")
     forget(page, front.url)
-    page.emulate_media(color_scheme="light")
+    page.emulate_media(color_scheme="light", reduced_motion="reduce")
     page.set_viewport_size(WIDE)
     watch.reset()
     watch.expected = ("401", "400")
@@ -127,6 +127,14 @@ def test_a_backend_is_drained_and_gets_requests_again(admin: Page, front: Runnin
         admin.get_by_role("button", name=f"{text} backend b", exact=True).click()
         expect(admin.locator("#backends tbody tr", has_text="mb").locator(".chip")).to_have_text(state)
     assert [each["draining"] for each in front.get("/admin/backends")["backends"]] == [False] * 3
+    expect(admin.locator("#fleet-note")).to_have_text("b gets requests again, few at first.")
+    admin.get_by_role("button", name="Clear cached answers").click()
+    admin.locator("dialog[open]").get_by_role("button", name="Remove", exact=True).click()
+    expect(admin.locator("#fleet-note")).to_have_text(re.compile(r"\d+ cached answers were removed."))
+    admin.get_by_role("button", name="Read the configuration again").click()
+    expect(admin.locator("#fleet-problem")).to_contain_text(
+        "the gateway has no configuration file to read again"
+    )
 
 
 def test_a_key_is_made_shown_once_limited_and_revoked(admin: Page, front: RunningGateway) -> None:

@@ -5,7 +5,7 @@ import { clock, count, duration, seconds, short } from "./admin-format.js";
 import { History, ratio } from "./admin-history.js";
 import { Poller } from "./admin-poll.js";
 import { Client } from "./client.js";
-import { el } from "./dom.js";
+import { confirmed, el } from "./dom.js";
 import { gatewayValues } from "./gateway-history.js";
 import { KeyDialogs } from "./gateway-keys.js";
 import { armsTable, backendsTable, keysTable, money, tenantsTable, usageTable } from "./gateway-tables.js";
@@ -208,14 +208,22 @@ function showExperiment({ name, model, state, reason, promoted, variants, verdic
   entry.table.render(variants);
 }
 
-async function drain(name, wanted) {
+// Do something with the fleet, and show what came of it. describe: makes a sentence of the answer.
+async function act(path, describe) {
   try {
-    await client.request(`admin/backends/${encodeURIComponent(name)}/${wanted ? "drain" : "undrain"}`, { method: "POST" });
+    const answer = await (await client.request(path, { method: "POST" })).json();
     showProblem("fleet", null);
+    write("fleet-note", describe(answer));
     poller.start();
   } catch (error) {
+    write("fleet-note", "");
     showProblem("fleet", error);
   }
+}
+
+function drain(name, wanted) {
+  return act(`admin/backends/${encodeURIComponent(name)}/${wanted ? "drain" : "undrain"}`,
+    () => (wanted ? `${name} gets no new requests.` : `${name} gets requests again, few at first.`));
 }
 
 function showProblem(section, error) {
@@ -257,6 +265,11 @@ find("forget").addEventListener("click", () => {
   poller.start();
 });
 find("new-key").addEventListener("click", () => dialogs.create());
+find("reload").addEventListener("click", () => act("admin/reload", ({ reloaded }) => reloaded));
+find("clear-cache").addEventListener("click", async () => {
+  if (!(await confirmed("Remove all cached answers of this gateway?", "Remove"))) return;
+  await act("admin/cache/clear", ({ removed }) => `${count(removed)} cached answers were removed.`);
+});
 for (const id of ["usage-by", "usage-days"]) find(id).addEventListener("change", loadUsage);
 themeButton(find("theme"));
 poller.start();
