@@ -222,7 +222,8 @@ async function act(path, describe) {
 }
 
 function drain(name, wanted) {
-  return act(`admin/backends/${encodeURIComponent(name)}/${wanted ? "drain" : "undrain"}`,
+  const path = name.split("/").map(encodeURIComponent).join("/");
+  return act(`admin/backends/${path}/${wanted ? "drain" : "undrain"}`,
     () => (wanted ? `${name} gets no new requests.` : `${name} gets requests again, few at first.`));
 }
 
