@@ -72,6 +72,7 @@ def test_chat_shows_relevance_and_stages_of_the_engine_behind_it(blank: Page) ->
     blank.locator("#status", has_text="Ready").wait_for()
     assert blank.locator("#model option").all_inner_texts() == ["fovea-tiny", "m", "ma", "mb"]
     assert blank.locator("#attach").get_attribute("title") == "Attach images or a video"
+    assert "Paste, drop or choose images or a video" in blank.locator("#thread").inner_text()
     blank.select_option("#method", "relevance")
     paste_file(blank, EXAMPLES / "page.png")
     with blank.expect_response("**/v1/chat/completions") as answer:
@@ -150,12 +151,14 @@ def test_a_key_is_made_shown_once_limited_and_revoked(admin: Page, front: Runnin
     dialog.get_by_label("models").fill("ma, mb")
     dialog.get_by_role("button", name="Save").click()
     secret = admin.locator("#secret")
+    expect(secret).to_be_visible()
     key = secret.locator("output").inner_text()
     assert key.startswith("fv-")
     secret.get_by_role("button", name="Copy").click()
     expect(secret.get_by_text("Copied.")).to_be_visible()
     assert admin.evaluate("navigator.clipboard.readText()") == key
     secret.get_by_role("button", name="Done").click()
+    expect(secret.locator("output")).to_have_text("")
     assert key not in admin.content()
     assert key not in admin.evaluate("JSON.stringify([{...sessionStorage}, {...localStorage}])")
     digits = digest(key.encode()).hex()[:8]
@@ -220,6 +223,10 @@ def test_no_fault_of_accessibility_and_it_fits_a_phone(admin: Page, theme: str) 
     assert [(fault["id"], fault["nodes"][0]["target"]) for fault in faults] == []
     admin.set_viewport_size({"width": 360, "height": 740})
     assert admin.evaluate("document.documentElement.scrollWidth") <= 360
+    admin.get_by_role("button", name="Limits of alice").click()
+    wide = "(all) => all.filter((each) => each.scrollWidth > each.clientWidth).length"
+    assert admin.locator("dialog[open], dialog[open] .limits").evaluate_all(wide) == 0
+    admin.keyboard.press("Escape")
 
 
 def test_rates_and_times_come_from_two_snapshots(blank: Page) -> None:

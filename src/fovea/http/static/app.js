@@ -113,6 +113,7 @@ class App {
     for (const attribute of ["aria-label", "title"]) find("#attach").setAttribute(attribute, `Attach ${media}`);
     find("#drop-cover p").textContent = `Drop ${media}`;
     find("#files").accept = `image/*,video/mp4,video/webm${readsPdf ? ",application/pdf,.pdf" : ""}`;
+    document.body.classList.toggle("no-pdf", !readsPdf);
     this.attachments.readsPdf = readsPdf;
     document.body.classList.toggle("text-only", !takesImages);
     this.attachments.refusal = takesImages ? "" : `The model ${name} takes text alone.`;
