@@ -1,4 +1,4 @@
-"""Who gets the pages of a gateway and what they ask for, without a browser. tests/page opens them in one."""
+"""The pages of a gateway without a browser: who gets them and what they ask for. tests/page opens them."""
 
 from __future__ import annotations
 
