@@ -77,6 +77,10 @@ def test_code_is_left_as_it_is() -> None:
     assert moved(text, "docs/serving.md", WHERE) == text
 
 
+def test_a_bar_in_a_table_has_no_backslash() -> None:
+    assert moved(r"| a | `b \| c` |", "docs/serving.md", WHERE) == "| a | `b | c` |"
+
+
 def test_a_link_to_no_page_is_refused() -> None:
     with pytest.raises(SiteError, match=r"docs/serving\.md: the link to \.\./src/fovea leads to no page"):
         moved("[code](../src/fovea)", "docs/serving.md", WHERE)

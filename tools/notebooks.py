@@ -3,7 +3,7 @@
     python -m tools.notebooks [NAME ...]
 
 A notebook is plain Python here: no magics, no extra packages. So its cells run in this process, one after
-the other, and no Jupyter kernel is needed (ipykernel and nbclient would bring 25 packages, and a second of
+the other, and no Jupyter kernel is needed (ipykernel and nbclient would bring 20 packages, and a second of
 processor time for each notebook). The value of a cell's last line is shown as in Jupyter: a picture as PNG,
 anything else as text.
 """

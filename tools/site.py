@@ -44,6 +44,8 @@ OTHER_NAMES = {"README.md": "index.md", "docs": "index.md", "examples/notebooks"
 """Targets of links for which the site has another page."""
 KINDS = (".md", ".png", ".svg", ".ipynb")
 LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
+CODE_IN_TABLE = re.compile(r"`[^`\n]*\\\|[^`\n]*`")
+"""Code with a bar as code hosts want it in tables; here it would keep the backslash."""
 FENCE = re.compile(r"^(```.*?^```)$", re.M | re.S)
 FOREIGN = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*?(?:src|href)=[\"']?(?:https?:)?//[^\"' >]+")
 BRANCH = "gh-pages"
@@ -78,13 +80,15 @@ def moved(text: str, page: str, where: Mapping[str, str]) -> str:
             raise SiteError(f"{page}: the link to {match[1]} leads to no page of the site")
         return os.path.relpath(place, PurePosixPath(where[page]).parent) + (match[2] or "")
 
+    text = CODE_IN_TABLE.sub(lambda code: code[0].replace(r"\|", "|"), text)
     parts = FENCE.split(text)
     return "".join(part if part.startswith("```") else LINK.sub(follow, part) for part in parts)
 
 
 def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:
     """Return a notebook as Markdown, and the pictures that it shows by their file names."""
-    parts, pictures = [], {}
+    parts: list[str] = []
+    pictures: dict[str, bytes] = {}
     for cell in read(path)["cells"]:
         if cell["cell_type"] == "markdown":
             parts.append(source(cell))
