@@ -151,32 +151,34 @@ def check(built: Path) -> None:
             raise SiteError(f"{page.name} loads from another host: {found[0]}")
 
 
-def git(folder: Path, *arguments: str) -> bool:
-    """Run git in a folder, and return whether it succeeded."""
-    return subprocess.run(["git", *arguments], cwd=folder, check=False).returncode == 0
+def git(folder: Path, *arguments: str) -> str:
+    """Run git in a folder and return what it prints. Raises SiteError with what it says if it fails."""
+    done = subprocess.run(["git", *arguments], cwd=folder, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise SiteError(f"git {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout
 
 
 def fetch_published(public: Path, root: Path = ROOT) -> None:
     """Make `public` a work tree of what is published already; an empty one at first. Raises SiteError."""
-    git(root, "worktree", "remove", "--force", str(public))
     shutil.rmtree(public, ignore_errors=True)
     git(root, "worktree", "prune")
-    known = git(root, "fetch", "--quiet", "--depth", "1", "origin", BRANCH)
-    if not git(root, "worktree", "add", "--detach", str(public), "FETCH_HEAD" if known else "HEAD"):
-        raise SiteError(f"{public} could not be made a work tree")
-    if not known:
-        git(public, "checkout", "--quiet", "--orphan", f"new-{BRANCH}")
-        git(public, "rm", "--quiet", "-r", "--force", ".")
+    if git(root, "ls-remote", "--heads", "origin", BRANCH):
+        git(root, "fetch", "--depth", "1", "origin", BRANCH)
+        git(root, "worktree", "add", "--detach", str(public), "FETCH_HEAD")
+        return
+    git(root, "worktree", "add", "--detach", str(public), "HEAD")
+    git(public, "checkout", "--orphan", f"new-{BRANCH}")
+    git(public, "rm", "-r", "--force", ".")
 
 
 def push(public: Path, version: str) -> None:
     """Commit the sites of all versions and push them. Raises SiteError."""
     (public / ".nojekyll").touch()  # GitHub Pages would leave out files that begin with an underscore
-    name = ("-c", "user.name=make site", "-c", "user.email=site@localhost")
     git(public, "add", "--all")
-    git(public, *name, "commit", "--quiet", "--message", f"Publish the site of version {version}")
-    if not git(public, "push", "--quiet", "origin", f"HEAD:refs/heads/{BRANCH}"):
-        raise SiteError(f"the branch {BRANCH} could not be pushed to origin")
+    name = ("-c", "user.name=make site", "-c", "user.email=site@localhost")
+    git(public, *name, "commit", "--allow-empty", "--message", f"Publish the site of version {version}")
+    git(public, "push", "origin", f"HEAD:refs/heads/{BRANCH}")
 
 
 def build(folder: Path) -> Path:
