@@ -42,7 +42,7 @@ FOLDERS = {"docs": ".", "benchmarks/results": "measured", "examples/notebooks": 
 """Folders of pages, and where the site has them."""
 OTHER_NAMES = {"README.md": "index.md", "docs": "index.md", "examples/notebooks": "notebooks/ask.md"}
 """Targets of links for which the site has another page."""
-KINDS = (".md", ".png", ".svg", ".ipynb")
+KINDS = (".md", ".png", ".svg", ".ipynb", ".css")
 LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 CODE_IN_TABLE = re.compile(r"`[^`\n]*\\\|[^`\n]*`")
 """Code with a bar as code hosts want it in tables; here it would keep the backslash."""
