@@ -15,7 +15,7 @@
 # make sdist  the source distribution, into dist/
 # make sbom   a bill of materials (CycloneDX) of what an installation for serving holds, into dist/ (3 minutes the first time)
 # make site   the documentation as a site with search and versions, into out/site/public; a broken link fails (a minute
-#             the first time). `make site-publish` pushes it to the branch gh-pages of the remote origin
+#             the first time). `make test-site` looks at it in Chromium, `make site-publish` pushes it to the branch gh-pages
 # make notebooks  run the notebooks in examples/notebooks and write their outputs into them (a minute)
 # make release-check  the version agrees everywhere; TAG=v1.2.3 also checks the tag and the changelog's date
 # make test-otel  traces received by MLflow's server (900 MB the first time)
@@ -51,7 +51,7 @@ OUT ?= out
 FUZZ_SECONDS ?= 600
 CHAOS_MINUTES ?= 20
 
-.PHONY: help demo servers test test-fresh test-all test-clients test-cluster test-routers test-portable test-arm check format serve bench bench-gateway bench-relevance bench-speculation bench-transfer bench-roles bench-fleet attack soak chaos fuzz gpu gpu-rehearsal real wheel sdist sbom release-check site site-publish notebooks test-otel clean
+.PHONY: help demo servers test test-fresh test-all test-clients test-cluster test-routers test-portable test-arm check format serve bench bench-gateway bench-relevance bench-speculation bench-transfer bench-roles bench-fleet attack soak chaos fuzz gpu gpu-rehearsal real wheel sdist sbom release-check site test-site site-publish notebooks test-otel clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -235,6 +235,9 @@ $(SITE)/.installed: pyproject.toml constraints.txt
 
 site: $(SITE)/.installed
 	$(SITE)/bin/python -m tools.site
+
+test-site: site $(VENV)/.installed-dev
+	FOVEA_TEST_SITE=$(abspath $(OUT))/site/public $(BIN)/python -m pytest -q tests/page/test_site.py -n 0
 
 site-publish: $(SITE)/.installed
 	$(SITE)/bin/python -m tools.site --publish
