@@ -205,11 +205,12 @@ def test_formats_by_part_are_searched_beside_recipes() -> None:
 
 def test_types_follow_the_arithmetic_of_the_device() -> None:
     turing = replace(GPU, peaks={"fp16": 1e13, "fp32": 1e12, "int8": 2e13})
-    old = replace(CPU, peaks={"fp32": 1e12})
+    old = replace(CPU, peaks={"fp32": 1e12}, capability="")
     for device, dtype, storage in (
         (turing, "float16", "plain"),
         (old, "float32", "plain"),
         (CPU, "bfloat16", "panels"),
+        (replace(CPU, peaks={"fp32": 1e12}, capability="avx2"), "bfloat16", "panels"),
     ):
         found = recommend(
             SHAPE, [device], Workload((IMAGE,)), pixels_by_64, precisions=("int8",), devices=(1,)
