@@ -15,6 +15,7 @@ from fovea.planner.parallel import Split, divisions
 from fovea.planner.precision import RECIPES
 from fovea.planner.recommend import Choice
 from fovea.planner.roofline import Setup
+from fovea.planner.targets import MARGIN, alert_targets
 from fovea.planner.workload import Workload
 
 ENCODER = "encoder"
@@ -142,4 +143,12 @@ def deploy_toml(
     lines += ['name = "vlm"', 'host = "localhost"', "", "[[pool]]"]
     lines += [f"{name} = {json.dumps(value)}" for name, value in pool.items()]
     lines += [f"settings = {{ {inline} }}", "", "[gateway]", "", "[monitoring]"]
+    targets = alert_targets(option, workload)
+    if targets:
+        lines += [
+            "",
+            "[monitoring.targets]",
+            f"# Your targets, or {MARGIN:g} times the prediction for your rate, up to a bound of buckets.",
+            *(f"{name} = {seconds:g}" for name, seconds in targets.items()),
+        ]
     return "\n".join(lines) + "\n"

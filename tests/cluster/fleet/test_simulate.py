@@ -141,8 +141,9 @@ def test_cost_of_images_helps_where_large_ones_are_among_small_ones() -> None:
     """lod-cost was worse than round-robin here, because it took times to the first byte for speed."""
     cost = CostModel(  # about that of a 7 B on one L40S
         step_s=1.5e-3, decode_s=2e-5, context_s=9.5e-8, token_s=7.2e-5, chunk_s=2e-4, pair_s=2.2e-9,
-        image_s=1e-3, visual_s=3.6e-5, visual_pair_s=2.3e-9, slice_s=2e-3, between_s=4e-4, read_s=0.0234, row_s=7.8e-5,
-        overlap=4.0, kv_token_bytes=57344, visual_token_bytes=7168, max_context=128_000,
+        image_s=1e-3, visual_s=3.6e-5, visual_pair_s=2.3e-9, slice_s=2e-3, between_s=4e-4,
+        read_s=0.0234, row_s=7.8e-5, overlap=4.0, kv_token_bytes=57344, visual_token_bytes=7168,
+        max_context=128_000,
     )  # fmt: skip
     spec = ReplicaSpec.of(EngineConfig.of(kv_cache_mib=20_000, embed_cache_mib=1024), cost)
     load = change(
