@@ -63,10 +63,6 @@ def test_a_known_model_on_a_known_gpu_has_predicted_targets() -> None:
         (Pool(name="a", model=MODEL, hardware="cuda", gpu="A100-40GB", mig="3g.20gb"), "slices of a GPU"),
         (Pool(name="a", model=MODEL, hardware="cuda", gpu="A30"), "does not know the GPU 'A30'"),
         (Pool(name="a", model="Qwen/Qwen2.5-VL-72B-Instruct", hardware="cuda", gpu="L4"), "the weights take"),
-        (
-            Pool(name="a", model=MODEL, hardware="cuda", gpu="L4", settings={"quantization": "fp8"}),
-            "fp8 needs compute capability 9.0; L4 has 8.9",
-        ),
     ],
 )
 def test_the_rendered_file_says_why_a_pool_was_not_planned(pool: Pool, reason: str) -> None:
@@ -74,6 +70,15 @@ def test_the_rendered_file_says_why_a_pool_was_not_planned(pool: Pool, reason: s
     head = [line for line in recording.splitlines() if line.startswith("#")]
     assert any("Pool a: documented defaults, because" in line and reason in line for line in head), head
     assert targets_of(spec(pool))[0] == Targets()
+
+
+def test_a_pool_whose_engine_would_refuse_its_gpu_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"fp8 needs compute capability 9\.0; L4 has 8\.9; accepted here"):
+        Pool(name="a", hardware="cuda", gpu="L4", settings={"quantization": "fp8"})
+    with pytest.raises(ConfigError, match="keys and values in fp8 need compute capability 8.9; A100-40GB"):
+        Pool(name="a", hardware="cuda", gpu="A100-40GB", settings={"kv_dtype": "fp8"})
+    Pool(name="a", hardware="cuda", gpu="A100-40GB", settings={"kv_dtype": "fp8", "kernels": "torch"})
+    Pool(name="a", hardware="cuda", gpu="H200-141GB", settings={"quantization": "fp8", "kv_dtype": "fp8"})
 
 
 def test_targets_of_the_spec_win_and_wrong_ones_are_refused() -> None:

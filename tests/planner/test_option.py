@@ -406,7 +406,7 @@ def test_emitted_files_are_accepted(setup: object, tmp_path: Path) -> None:
     pools = (config.kv.kv_cache_mib + config.kv.state_cache_mib + config.outputs.embed_cache_mib) << 20
     assert pools <= option.capacity.total - option.capacity.weight_bytes + (2 << 20)
     spec = tmp_path / "deploy.toml"
-    spec.write_text(emit.deploy_toml(choice, workload, {"small-gpu": "L4"}), encoding="utf-8")
+    spec.write_text(emit.deploy_toml(choice, workload, {"small-gpu": "H200-141GB"}), encoding="utf-8")
     deployment = read_spec(spec, known_settings())
     assert deployment.pools[0].replicas == option.replicas
     for target in ("docker", "compose", "kubernetes"):

@@ -31,7 +31,7 @@ from typing import Any
 from fovea import __version__
 from fovea.core.errors import ConfigError
 from fovea.core.settings import check_settings, setting
-from fovea.deploy.gpus import GPUS, check_profile
+from fovea.deploy.gpus import GPUS, check_engine, check_profile
 from fovea.deploy.monitoring.objectives import Targets
 
 _LABEL = re.compile(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?")
@@ -194,6 +194,7 @@ class Pool:
                         param=name,
                     )
             return
+        check_engine(self.gpu, self.settings)
         if self.mig and not self.gpu:
             raise ConfigError("mig needs gpu, because each GPU has profiles of its own", param="gpu")
         if self.mig:

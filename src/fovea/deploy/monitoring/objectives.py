@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from fovea.core.errors import ConfigError
 from fovea.core.settings import check_settings, setting
 from fovea.observe.table import SECONDS
@@ -102,6 +100,8 @@ class Group:
 
 def alert_groups(targets: Targets | None = None) -> list[Group]:
     """Return the groups of alerts. targets: None: the defaults."""
+    import yaml  # every command of fovea imports this file, and few need it
+
     targets = targets or Targets()
     text = Path(__file__).with_name("alerts.yml").read_text(encoding="utf-8")
     return [
@@ -130,6 +130,8 @@ def rules_text(groups: Sequence[Group], runbooks: str, head: str) -> str:
 
 def as_yaml(value: Any) -> str:
     """Return a value as YAML, its keys in their order."""
+    import yaml
+
     return yaml.safe_dump(value, sort_keys=False, width=WIDTH, allow_unicode=True)
 
 

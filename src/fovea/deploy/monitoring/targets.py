@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from fovea.core.errors import ConfigError
+from fovea.deploy.gpus import hardware_of
 from fovea.deploy.monitoring.objectives import Targets
 from fovea.deploy.spec import DeploySpec, Pool
-from fovea.planner.hardware import Hardware, find, known_hardware
 from fovea.planner.option import HEADROOM
 from fovea.planner.precision import RECIPES, recipe
 from fovea.planner.shape import find as find_model
@@ -54,7 +53,7 @@ def _plan(pool: Pool) -> tuple[dict[str, float], str]:
     """Return the predicted targets of a pool, or the reason why there are none."""
     shape = find_model(pool.model)
     quantization = str(pool.settings.get("quantization", "none")).replace("dequantize", "none")
-    hardware = _hardware(pool)
+    hardware = hardware_of(pool.gpu)
     if pool.settings.get("simulate"):
         return {}, "its engines are simulated"
     if pool.hardware == "cpu":
@@ -68,10 +67,3 @@ def _plan(pool: Pool) -> tuple[dict[str, float], str]:
     if quantization not in RECIPES:
         return {}, f"the planner does not know the quantization {quantization}"
     return usual_targets(shape, hardware, recipe(quantization), pool.devices)
-
-
-def _hardware(pool: Pool) -> Hardware | None:
-    try:
-        return find(pool.gpu, known_hardware()) if pool.gpu else None
-    except ConfigError:
-        return None
