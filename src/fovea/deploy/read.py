@@ -10,6 +10,7 @@ from typing import Any
 from fovea.core.config_files import check_keys, errors_in, read_toml, settings_table, tables
 from fovea.core.errors import ConfigError
 from fovea.core.settings import settings_of
+from fovea.deploy.monitoring.objectives import Targets
 from fovea.deploy.spec import Cloud, DeploySpec, Gateway, Monitoring, Pool, Redis, Scale, Stop
 
 SECTIONS: dict[str, Callable[..., Any]] = {
@@ -58,6 +59,10 @@ def spec_of(values: Mapping[str, Any], known: KnownSettings) -> DeploySpec:
 
 def _table(where: str, cls: Callable[..., Any], values: Any, known: Collection[str]) -> Any:
     """Return one table as its dataclass. Raises ConfigError that names the table."""
+    if cls is Monitoring and isinstance(values, Mapping):
+        given = values.get("targets", {})
+        settings_table(Targets, "[monitoring.targets]", given)
+        return settings_table(cls, where, values, targets=given)
     if cls not in (Pool, Gateway) or not isinstance(values, Mapping):
         return settings_table(cls, where, values)
     settings = values.get("settings", {})

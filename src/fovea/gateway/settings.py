@@ -253,8 +253,9 @@ class RouteSettings:
     policy: str = setting(
         "cache-affine",
         "cache-affine: the backend that knows the image or the conversation, unless it is too busy; "
-        "least-busy: fewest outstanding tokens; lod-cost: earliest predicted end, by the cost of visual "
-        "tokens; round-robin; priority: the backends of the smallest priority, others when they are full.",
+        "least-busy: fewest outstanding tokens; lod-cost: least work before the first token, by the "
+        "cost of visual tokens; round-robin; priority: the backends of the smallest priority, others when "
+        "they are full.",
         choices=POLICIES,
     )
     balance: float = setting(
