@@ -90,7 +90,7 @@ def test_the_first_deployment_of_the_page(tmp_path: Path) -> None:
     (tmp_path / "deploy.toml").write_text(PAGE.partition("```toml\n")[2].partition("```")[0])
     files = render(read_spec(tmp_path / "deploy.toml", known_settings()), ["kubernetes"])
     assert lint(files, "kubernetes/overlays/hpa") == []
-    created = dict(re.findall(r"create secret generic (\S+) --from-literal=(.*)", PAGE))
+    created = dict(re.findall(r"create secret generic (\S+) --from-(.*)", PAGE))
     namespace = yaml.safe_load(files["kubernetes/base/namespace.yaml"])
     assert set(namespace["metadata"]["annotations"]["fovea/secrets"].split(",")) <= set(created)
     for text in files.values():
@@ -178,9 +178,8 @@ def test_only_the_gateway_has_a_token_and_may_list_endpoint_slices() -> None:
 def test_weights_of_pools_are_their_sizes_and_a_header_chooses_one() -> None:
     service = objects("istio/routes.yaml", "no-gateway")[0]
     *chosen, rest = service["spec"]["http"]
-    assert [rule["match"] for rule in chosen] == [
-        [{"headers": {"x-experiment": {"exact": name}}}] for name in ("v1", "v2")
-    ]
+    for rule, name in zip(chosen, ("v1", "v2"), strict=True):
+        assert {str(match["headers"]) for match in rule["match"]} == {str({"x-experiment": {"exact": name}})}
     assert [(each["destination"]["subset"], each["weight"]) for each in rest["route"]] == [
         ("v1", 90),
         ("v2", 10),

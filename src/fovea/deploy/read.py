@@ -11,6 +11,7 @@ from fovea.core.config_files import check_keys, errors_in, read_toml, settings_t
 from fovea.core.errors import ConfigError
 from fovea.core.settings import settings_of
 from fovea.deploy.spec import Cloud, DeploySpec, Gateway, Monitoring, Pool, Redis, Scale, Stop
+from fovea.deploy.tables import Images, Kubernetes, Tracing
 
 SECTIONS: dict[str, Callable[..., Any]] = {
     "gateway": Gateway,
@@ -19,6 +20,9 @@ SECTIONS: dict[str, Callable[..., Any]] = {
     "stop": Stop,
     "scale": Scale,
     "cloud": Cloud,
+    "tracing": Tracing,
+    "kubernetes": Kubernetes,
+    "images": Images,
 }
 RENDERED = ("host", "port", "model", "served_model_name", "config", "api_key", "admin_key", "metrics_key")
 """Settings of `fovea serve` and `fovea gateway` that renderers set themselves."""
@@ -43,7 +47,11 @@ def spec_of(values: Mapping[str, Any], known: KnownSettings) -> DeploySpec:
     """Return the spec of parsed TOML. Raises ConfigError."""
     names = [entry.name for entry in settings_of(DeploySpec, nested=False)]
     check_keys("", values, [*names, "pool", *SECTIONS])
-    own = {name: value for name, value in values.items() if name in names}
+    own: dict[str, Any] = {
+        name: tuple(each) if isinstance(each, list) else each
+        for name, each in values.items()
+        if name in names
+    }
     parts = {
         name: _table(f"[{name}]", cls, values[name], known.gateway)
         for name, cls in SECTIONS.items()

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 from PIL import Image
 
-from fovea.deploy.front import EXACT, PREFIXES
+from fovea.deploy.front import EXACT, FOLDERS
 from tests.deploy.integration.fleet import (
     CHAT,
     PATIENCE_S,
@@ -93,7 +93,7 @@ def test_only_public_paths_are_open(place: dict[str, Fleet], name: str) -> None:
         assert status in (400, 404), path
         if body.startswith(b"{"):
             assert error_of(body)["code"] in ("unknown_url", "not_found", "malformed_http")
-    assert not any(path.startswith(("/admin", "/metrics")) for path in (*EXACT, *PREFIXES))
+    assert not any(path.startswith(("/admin", "/metrics")) for path in (*EXACT, *FOLDERS))
 
 
 @pytest.mark.parametrize("name", PROXIES)

@@ -54,7 +54,7 @@ MUTATIONS = [
     (H, NET, "cidr: 0.0.0.0/0", "cidr: everywhere", "'everywhere' does not appear to be an IPv4 or IPv6"),
     (H, HPA, "maxReplicas: 6", "maxReplicas: six", "a field has a value that cannot be read"),
     (H, MONITORS, "port: http1", "port: metrics", "port 'metrics' is not a port"),
-    (H, MONITORS, "name: vlm-keys", "name: vlm-key", "Secret 'vlm-key' does not exist"),
+    (H, MONITORS, "name: vlm-metrics", "name: vlm-key", "Secret 'vlm-key' does not exist"),
     (H, HPA, "name: fovea_requests_waiting\n", "name: triton_request_queue_depth\n", "Fovea has no metric"),
     (H, HPA, "kind: Deployment\n    name: vlm-qwen\n", "kind: Deployment\n    name: x\n",
      "Deployment 'x' does not"),

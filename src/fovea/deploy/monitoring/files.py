@@ -18,6 +18,7 @@ from typing import Any
 from fovea.deploy.monitoring.objectives import Targets, alert_groups, as_yaml, recording_groups, rules_text
 from fovea.deploy.spec import DeploySpec
 from fovea.deploy.target import Check, Files
+from fovea.deploy.tracing import UI_PORT, has_jaeger, jaeger_source
 
 SERVER_JOB, GATEWAY_JOB = "fovea", "fovea-gateway"
 INTERVAL = "15s"
@@ -132,14 +133,17 @@ def dashboards() -> dict[str, str]:
 
 
 def grafana_provisioning(
-    prometheus_url: str = "http://prometheus:9090", folder: str = "/var/lib/grafana/dashboards"
+    prometheus_url: str = "http://prometheus:9090",
+    folder: str = "/var/lib/grafana/dashboards",
+    jaeger_url: str = "",
 ) -> dict[str, str]:
     """Return Grafana's provisioning files by path: the data source, and where the dashboards are.
 
     prometheus_url: address of Prometheus for Grafana.
     folder: folder of the dashboards on Grafana's machine.
+    jaeger_url: address of Jaeger for Grafana; "": there is none.
     """
-    source = {
+    source: dict[str, Any] = {
         "name": "Prometheus",
         "uid": "fovea-prometheus",
         "type": "prometheus",
@@ -148,6 +152,12 @@ def grafana_provisioning(
         "isDefault": True,
         "jsonData": {"httpMethod": "POST", "timeInterval": "15s"},
     }
+    sources = [source]
+    if jaeger_url:
+        sources.append(jaeger_source(jaeger_url))
+        source["jsonData"]["exemplarTraceIdDestinations"] = [
+            {"name": "trace_id", "datasourceUid": sources[1]["uid"]}
+        ]
     provider = {
         "name": "fovea",
         "folder": "Fovea",
@@ -157,7 +167,7 @@ def grafana_provisioning(
         "options": {"path": folder},
     }
     return {
-        "datasources/fovea.yml": as_yaml({"apiVersion": 1, "datasources": [source]}),
+        "datasources/fovea.yml": as_yaml({"apiVersion": 1, "datasources": sources}),
         "dashboards/fovea.yml": as_yaml({"apiVersion": 1, "providers": [provider]}),
     }
 
@@ -203,7 +213,7 @@ def grafana_files(spec: DeploySpec) -> Files:
     """Return the files of Grafana, under grafana/; none if the spec has no Grafana."""
     if spec.monitoring is None or not spec.monitoring.grafana:
         return {}
-    provisioning = grafana_provisioning()
+    provisioning = grafana_provisioning(jaeger_url=f"http://jaeger:{UI_PORT}" if has_jaeger(spec) else "")
     return {
         **{f"grafana/provisioning/{path}": text for path, text in provisioning.items()},
         **{f"grafana/dashboards/{path}": text for path, text in dashboards().items()},

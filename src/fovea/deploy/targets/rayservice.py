@@ -18,8 +18,17 @@ from fovea.deploy.spec import DeploySpec, Pool
 from fovea.deploy.target import Check, Files
 from fovea.deploy.targets.kubernetes import pods, workloads
 from fovea.deploy.targets.kubernetes.layout import Layout
-from fovea.deploy.targets.kubernetes.objects import PORT, Manifest, labels, manifest, pool_name, selector
+from fovea.deploy.targets.kubernetes.objects import (
+    PORT,
+    Manifest,
+    labels,
+    manifest,
+    part_name,
+    pool_name,
+    selector,
+)  # fmt: skip
 from fovea.deploy.targets.leaderworkerset import OF_HTTP, WORKER
+from fovea.deploy.tracing import trace_values
 
 API, KIND = "ray.io/v1", "RayService"
 RAY_VERSION = "2.60.0"
@@ -90,7 +99,8 @@ def _serve_config(spec: DeploySpec, pool: Pool) -> dict[str, Any]:
     """Return the configuration of Ray Serve: one application, as `fovea cluster up` would make it."""
     drain_s = float(spec.stop_of(pool).drain_s)
     own = {key: value for key, value in spec.engine_settings(pool).items() if key not in OF_FILE}
-    settings = {"open_metrics": True, **own, "lame_duck_s": 0.0}
+    traces = trace_values(spec, part_name(spec, "collector"))
+    settings = {"open_metrics": True, **traces, **own, "lame_duck_s": 0.0}
     target_ms = settings.get("target_ttft_ms", 0)
     plan = {
         "application": pool.name,
@@ -140,7 +150,7 @@ def _container(spec: DeploySpec, pool: Pool) -> dict[str, Any]:
     """Return a container of Ray. KubeRay writes its command, its ports and its probes."""
     whole = pods.engine_container(spec, pool, CONTAINER)
     container = {key: value for key, value in whole.items() if key not in (*OF_HTTP, "command")}
-    container["volumeMounts"] = pods.scratch_mounts()
+    container["volumeMounts"] = [*pods.scratch_mounts(), *pods.weights_mounts(pool)]
     variables = [{"name": name, "value": value} for name, value in _variables(spec, pool).items()]
     return {**container, "env": [*container["env"], *variables]}
 
@@ -150,7 +160,7 @@ def _worker(spec: DeploySpec, pool: Pool) -> dict[str, Any]:
     for constraint in pod["topologySpreadConstraints"]:
         del constraint["matchLabelKeys"]  # only Deployments set pod-template-hash
     container = {**_container(spec, pool), "ports": [{"name": PORT, "containerPort": spec.engine_port}]}
-    volumes = [pods.scratch_volume(pool.disk_gib)]
+    volumes = [pods.scratch_volume(pool.disk_gib), *pods.weights_volumes(spec, pool)]
     return {**pod, "containers": [container], "volumes": volumes}
 
 
@@ -174,4 +184,5 @@ LAYOUT = Layout(
     scaled_kind=None,
     groups=True,
     engine_files=False,
+    engine_tls=False,
 )
