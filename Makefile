@@ -15,6 +15,8 @@
 # make sdist  the source distribution, into dist/
 # make sbom   a bill of materials (CycloneDX) of what an installation for serving holds, into dist/ (3 minutes the first time)
 # make release-check  the version agrees everywhere; TAG=v1.2.3 also checks the tag and the changelog's date
+# make test-apiserver  all rendered manifests applied to a real API server of Kubernetes, after `make crd-schemas`
+#             (needs etcd and kube-apiserver in PATH or KUBEBUILDER_ASSETS; docs/kubernetes.md)
 # make crd-schemas  the schemas of KServe, Istio, KEDA and other operators, by pinned version, into .crds; a slow test
 #             compares the rendered objects with them
 # make test-otel  traces received by MLflow's server (900 MB the first time)
@@ -50,7 +52,7 @@ OUT ?= out
 FUZZ_SECONDS ?= 600
 CHAOS_MINUTES ?= 20
 
-.PHONY: help demo servers test test-fresh test-all test-clients test-cluster test-routers test-portable test-arm check format serve bench bench-gateway bench-relevance bench-speculation bench-transfer bench-roles bench-fleet attack soak chaos fuzz gpu gpu-rehearsal real wheel sdist sbom release-check crd-schemas test-otel clean
+.PHONY: help demo servers test test-fresh test-all test-clients test-cluster test-routers test-portable test-arm check format serve bench bench-gateway bench-relevance bench-speculation bench-transfer bench-roles bench-fleet attack soak chaos fuzz gpu gpu-rehearsal real wheel sdist sbom release-check crd-schemas test-apiserver test-otel clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -234,6 +236,9 @@ $(OTEL)/.installed:
 
 crd-schemas: $(VENV)/.installed-dev
 	$(BIN)/python -m tools.crds
+
+test-apiserver: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.deploy.apiserver
 
 test-otel: $(VENV)/.installed-dev $(OTEL)/.installed
 	FOVEA_TEST_MLFLOW=$(abspath $(OTEL))/bin/mlflow $(BIN)/python -m pytest -q tests/server/test_traces_mlflow.py -n 0

@@ -51,6 +51,8 @@ MUTATIONS = [
     (H, NET, " +- 169.254.0.0/16\n", "", "reaches 169.254.169.254, the metadata service"),
     (H, NET, "- Ingress\n    - Egress\n  ingress: \\[\\]\n  egress: \\[\\]", "- Ingress",
      "denies all that others"),
+    (H, NET, "- 2002::/16", "- ::ffff:0:0/96", "is an IPv4-mapped address, which Kubernetes refuses"),
+    (H, NET, "- 2002::/16", "- fc00::/7", "fc00::/7 in `except` is not a part of 2000::/3"),
     (H, NET, "cidr: 0.0.0.0/0", "cidr: everywhere", "'everywhere' does not appear to be an IPv4 or IPv6"),
     (H, HPA, "maxReplicas: 6", "maxReplicas: six", "a field has a value that cannot be read"),
     (H, MONITORS, "port: http1", "port: metrics", "port 'metrics' is not a port"),
