@@ -14,6 +14,7 @@ from typing import Any
 
 from fovea.deploy.front import Front
 from fovea.deploy.machine import Server
+from fovea.deploy.target import CERTIFICATES
 from fovea.deploy.targets import envoy, haproxy, nginx
 from tests.support.forks import Fork
 from tests.support.programs import program
@@ -111,6 +112,18 @@ def proxy(name: str, engines: Sequence[Engine], **changes: Any) -> Iterator[Flee
         with started(PROXIES[name](place, home), [place.port], home / "log"):
             soon(lambda: ask(place.port, "/ready", method="GET")[0] == 200)
             yield Fleet(place.port, engines)
+
+
+@contextlib.contextmanager
+def tls_proxy(name: str, engines: Sequence[Engine], certificates: Path, **changes: Any) -> Iterator[None]:
+    """Start a rendered proxy that ends TLS. certificates: folder of tls.crt and tls.key."""
+    with folder(name) as home:
+        place = front(engines, **changes)
+        command = PROXIES[name](place, home)
+        for path in home.glob(f"{name}.*"):
+            path.write_text(path.read_text().replace(CERTIFICATES, str(certificates)))
+        with started(command, [place.port, place.redirect], home / "log"):
+            yield
 
 
 def soon(condition: Callable[[], bool]) -> None:
