@@ -22,6 +22,7 @@ from fovea.cli.common import (
     keys_of,
     use_log_format,
 )
+from fovea.cli.loading import loading_shown
 from fovea.core.errors import ConfigError
 from fovea.core.names import served_name
 from fovea.core.protocols import EngineClient
@@ -301,7 +302,8 @@ def _serve_model(
 
     url = _url(settings, host, port)
     client = StartingClient(name, load, on_failure=stop, on_ready=lambda: on_ready(url))
-    status = serve(create_app(client, settings), host, port, on_start=start)
+    with loading_shown(log):
+        status = serve(create_app(client, settings), host, port, on_start=start)
     if client.failure is not None:
         raise client.failure
     if client.status == "loading":
