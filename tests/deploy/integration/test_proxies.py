@@ -147,7 +147,7 @@ def test_an_upgrade_reaches_the_server_with_its_headers(place: dict[str, Fleet],
 
 
 @pytest.mark.parametrize("name", PROXIES)
-def test_tls_brings_http_2_ipv6_and_a_redirect(name: str, tmp_path: Path) -> None:
+def test_tls_brings_http_2_ipv6_and_a_redirect(place: dict[str, Fleet], name: str, tmp_path: Path) -> None:
     """As a person meets it: the old address without https leads to the new one, and nothing else is open."""
     curl, certificate = program("curl"), tmp_path / "tls.crt"
     words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
@@ -161,7 +161,7 @@ def test_tls_brings_http_2_ipv6_and_a_redirect(name: str, tmp_path: Path) -> Non
     ]
     subprocess.run([program("openssl"), *words.split(), *paths], check=True, capture_output=True)
     port, plain = free_port(), free_port()
-    names = [f"localhost:{each}:{address}" for each in (port, plain) for address in ("127.0.0.1",)]
+    names = [f"localhost:{each}:127.0.0.1" for each in (port, plain)]
 
     def ask_with_curl(url: str, *options: str) -> list[str]:
         form = "%{http_code} %{http_version} %{redirect_url}"
@@ -172,7 +172,7 @@ def test_tls_brings_http_2_ipv6_and_a_redirect(name: str, tmp_path: Path) -> Non
         return done.stdout.split(" ")
 
     changes = {"address": "", "port": port, "public_port": port, "redirect": plain, "tls": True}
-    with two_engines() as engines, tls_proxy(name, engines, tmp_path, **changes):
+    with tls_proxy(name, place[name].engines, tmp_path, **changes):
         https = f"https://localhost:{port}"
         assert ask_with_curl(f"{https}/health", "--http2")[:2] == ["200", "2"]
         assert ask_with_curl(f"{https}/health", "--http1.1")[:2] == ["200", "1.1"]

@@ -14,12 +14,14 @@ from typing import Any
 
 from fovea.deploy import ray_serve
 from fovea.deploy.formats import yaml_text
+from fovea.deploy.machine import LOOPBACK
 from fovea.deploy.spec import DeploySpec, Pool
 from fovea.deploy.target import Check, Files
 from fovea.deploy.targets.kubernetes import pods, workloads
 from fovea.deploy.targets.kubernetes.layout import Layout
 from fovea.deploy.targets.kubernetes.objects import (
     PORT,
+    TRUSTED,
     Manifest,
     labels,
     manifest,
@@ -100,7 +102,9 @@ def _serve_config(spec: DeploySpec, pool: Pool) -> dict[str, Any]:
     drain_s = float(spec.stop_of(pool).drain_s)
     own = {key: value for key, value in spec.engine_settings(pool).items() if key not in OF_FILE}
     traces = trace_values(spec, part_name(spec, "collector"))
-    settings = {"open_metrics": True, **traces, **own, "lame_duck_s": 0.0}
+    proxies = [LOOPBACK, *(spec.trusted_proxies or TRUSTED)]  # HAProxy of the pod, and gateways
+    shared = {"open_metrics": True, "trusted_proxies": proxies, **traces}
+    settings = {**shared, **own, "lame_duck_s": 0.0}
     target_ms = settings.get("target_ttft_ms", 0)
     plan = {
         "application": pool.name,
