@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,20 @@ def test_digests_become_a_table_of_a_spec(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert main(["deploy", "versions", "--digests"]) == 0
-    import tomllib
 
     table = tomllib.loads(capsys.readouterr().out)["images"]
     assert Images(**table).of("nginx") == f"{images()['nginx'].reference}@{DIGEST}"
+
+
+def test_the_check_warns_of_old_images_of_its_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fovea.deploy.images.MOST_DAYS", -1)
+    monkeypatch.setattr("fovea.deploy.target.find_program", lambda name: None)
+    spec = tmp_path / "deploy.toml"
+    spec.write_text('[[pool]]\nname = "a"\n')
+    for target, warned in (("compose", True), ("systemd", False)):
+        assert main(["deploy", "check", "--target", target, "--spec", str(spec), str(tmp_path)]) == 1
+        assert (f"warning: {images()['nginx'].reference}" in capsys.readouterr().err) is warned
+    assert main(["deploy", "versions"]) == 0
+    assert images()["redis"].reference in capsys.readouterr().out

@@ -61,11 +61,9 @@ def test_the_tools_accept_what_is_rendered_and_refuse_a_misspelt_field(tmp_path:
 @pytest.mark.parametrize("spec", manifests.SPECS)
 @pytest.mark.parametrize("name", manifests.TARGETS)
 def test_the_tools_accept_every_target(name: str, spec: str, tmp_path: Path) -> None:
-    try:
-        write(render(manifests.SPECS[spec], [name]), tmp_path)
-    except ConfigError as error:
-        assert error.param == "tls_ends"
-        return
+    write(manifests.files(spec), tmp_path)
+    if not (tmp_path / name).exists():
+        return  # it refuses the spec, which another test is about
     found = outcomes(name, manifests.SPECS[spec], tmp_path)
     assert {key: each.output for key, each in found.items() if each.status == "failed"} == {}
 
