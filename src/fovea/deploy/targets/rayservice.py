@@ -10,6 +10,7 @@ brings the pods. An engine on several devices has them all in one pod.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from fovea.deploy import ray_serve
@@ -169,8 +170,8 @@ def _worker(spec: DeploySpec, pool: Pool) -> dict[str, Any]:
 
 
 def _head(spec: DeploySpec, pool: Pool) -> dict[str, Any]:
-    """Return the pod of the head: Ray's control, Ray Serve's controller, and no engine."""
-    worker = _worker(spec, pool)
+    """Return the pod of the head: Ray's control, Ray Serve's controller, and no engine, so no weights."""
+    worker = _worker(spec, replace(pool, weights_gib=0, weights_image=""))
     gone = ("affinity", "tolerations", "topologySpreadConstraints", "terminationGracePeriodSeconds")
     pod = {key: value for key, value in worker.items() if key not in gone}
     if pool.max_replicas:  # Ray's autoscaler asks the API server; KubeRay gives it an account of its own
