@@ -148,7 +148,7 @@ def test_an_upgrade_reaches_the_server_with_its_headers(place: dict[str, Fleet],
 
 @pytest.mark.parametrize("name", PROXIES)
 def test_tls_brings_http_2_ipv6_and_a_redirect(place: dict[str, Fleet], name: str, tmp_path: Path) -> None:
-    """As a person meets it: the old address without https leads to the new one, and nothing else is open."""
+    """The old address without https leads to the new one, and nothing else is open."""
     curl, certificate = program("curl"), tmp_path / "tls.crt"
     words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
     paths = [
