@@ -140,7 +140,7 @@ def test_regions_have_several_levels_here(machine: Engine) -> None:
 def test_regions_use_the_built_encoders_of_their_shapes(
     machine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a region is in its image is no part of an encoder that was built ahead of time. """
+    """Where a region is in its image is no part of an encoder that was built ahead of time."""
     planned, realization = realize(machine, QUESTION)
     image, encoder = pixels(machine, planned), region_encoder(machine)
     regions = equal_regions(realization)
