@@ -42,7 +42,7 @@ from fovea.deploy.accepted import (
     check_proxy,
     check_role,
     check_url,
-)  # fmt: skip
+)
 from fovea.deploy.gpus import GPUS, check_profile
 from fovea.deploy.tables import Images, Kubernetes, Tracing
 

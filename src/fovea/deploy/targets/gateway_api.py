@@ -26,7 +26,7 @@ from fovea.deploy.targets.kubernetes.objects import (
     selector,
     service_port,
     slug,
-)  # fmt: skip
+)
 
 ROOT = "gateway-api"
 API = "gateway.networking.k8s.io/v1"

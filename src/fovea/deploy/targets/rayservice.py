@@ -29,7 +29,7 @@ from fovea.deploy.targets.kubernetes.objects import (
     part_name,
     pool_name,
     selector,
-)  # fmt: skip
+)
 from fovea.deploy.targets.leaderworkerset import OF_HTTP, WORKER
 from fovea.deploy.tracing import trace_values
 

@@ -23,7 +23,7 @@ from fovea.deploy.targets.kubernetes.objects import (
     manifest,
     needs_gateway_tls,
     service_port,
-)  # fmt: skip
+)
 
 ROOT = "istio"
 API = "networking.istio.io/v1"
