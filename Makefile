@@ -18,6 +18,10 @@
 #             the first time). `make test-site` looks at it in Chromium, `make site-publish` pushes it to the branch gh-pages
 # make notebooks  run the notebooks in examples/notebooks and write their outputs into them (a minute)
 # make release-check  the version agrees everywhere; TAG=v1.2.3 also checks the tag and the changelog's date
+# make test-apiserver  all rendered manifests applied to a real API server of Kubernetes, after `make crd-schemas`
+#             (needs etcd and kube-apiserver in PATH or KUBEBUILDER_ASSETS; docs/kubernetes.md)
+# make crd-schemas  the schemas of KServe, Istio, KEDA and other operators, by pinned version, into .crds; a slow test
+#             compares the rendered objects with them
 # make test-otel  traces received by MLflow's server (900 MB the first time)
 # make real   tests with two pretrained decoders, SmolLM2 135M and Gemma 3 270M (15 minutes of
 #             processor time; the first time 10 more, to download 600 MB and compile llama.cpp)
@@ -51,7 +55,7 @@ OUT ?= out
 FUZZ_SECONDS ?= 600
 CHAOS_MINUTES ?= 20
 
-.PHONY: help demo servers test test-fresh test-all test-clients test-cluster test-routers test-portable test-arm check format serve bench bench-gateway bench-relevance bench-speculation bench-transfer bench-roles bench-fleet attack soak chaos fuzz gpu gpu-rehearsal real wheel sdist sbom release-check site test-site site-publish notebooks test-otel clean
+.PHONY: help demo servers test test-fresh test-all test-clients test-cluster test-routers test-portable test-arm check format serve bench bench-gateway bench-relevance bench-speculation bench-transfer bench-roles bench-fleet attack soak chaos fuzz gpu gpu-rehearsal real wheel sdist sbom release-check site test-site site-publish notebooks crd-schemas test-apiserver test-otel clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -250,6 +254,12 @@ $(OTEL)/.installed:
 	$(PYTHON) -m venv $(OTEL)
 	$(OTEL)/bin/python -m pip --disable-pip-version-check install --quiet mlflow==3.17.2
 	@touch $@
+
+crd-schemas: $(VENV)/.installed-dev
+	$(BIN)/python -m tools.crds
+
+test-apiserver: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.deploy.apiserver
 
 test-otel: $(VENV)/.installed-dev $(OTEL)/.installed
 	FOVEA_TEST_MLFLOW=$(abspath $(OTEL))/bin/mlflow $(BIN)/python -m pytest -q tests/server/test_traces_mlflow.py -n 0

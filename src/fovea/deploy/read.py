@@ -12,6 +12,7 @@ from fovea.core.errors import ConfigError
 from fovea.core.settings import settings_of
 from fovea.deploy.monitoring.objectives import Targets
 from fovea.deploy.spec import Cloud, DeploySpec, Gateway, Monitoring, Pool, Redis, Scale, Stop
+from fovea.deploy.tables import Images, Kubernetes, Tracing
 
 SECTIONS: dict[str, Callable[..., Any]] = {
     "gateway": Gateway,
@@ -20,6 +21,9 @@ SECTIONS: dict[str, Callable[..., Any]] = {
     "stop": Stop,
     "scale": Scale,
     "cloud": Cloud,
+    "tracing": Tracing,
+    "kubernetes": Kubernetes,
+    "images": Images,
 }
 RENDERED = ("host", "port", "model", "served_model_name", "config", "api_key", "admin_key", "metrics_key")
 """Settings of `fovea serve` and `fovea gateway` that renderers set themselves."""
@@ -44,7 +48,11 @@ def spec_of(values: Mapping[str, Any], known: KnownSettings) -> DeploySpec:
     """Return the spec of parsed TOML. Raises ConfigError."""
     names = [entry.name for entry in settings_of(DeploySpec, nested=False)]
     check_keys("", values, [*names, "pool", *SECTIONS])
-    own = {name: value for name, value in values.items() if name in names}
+    own: dict[str, Any] = {
+        name: tuple(each) if isinstance(each, list) else each
+        for name, each in values.items()
+        if name in names
+    }
     parts = {
         name: _table(f"[{name}]", cls, values[name], known.gateway)
         for name, cls in SECTIONS.items()

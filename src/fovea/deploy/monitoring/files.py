@@ -19,6 +19,7 @@ from fovea.deploy.monitoring.objectives import Targets, alert_groups, as_yaml, r
 from fovea.deploy.monitoring.targets import targets_of
 from fovea.deploy.spec import DeploySpec
 from fovea.deploy.target import Check, Files
+from fovea.deploy.tracing import UI_PORT, has_jaeger, jaeger_source
 
 SERVER_JOB, GATEWAY_JOB = "fovea", "fovea-gateway"
 INTERVAL = "15s"
@@ -143,14 +144,17 @@ def dashboards() -> dict[str, str]:
 
 
 def grafana_provisioning(
-    prometheus_url: str = "http://prometheus:9090", folder: str = "/var/lib/grafana/dashboards"
+    prometheus_url: str = "http://prometheus:9090",
+    folder: str = "/var/lib/grafana/dashboards",
+    jaeger_url: str = "",
 ) -> dict[str, str]:
     """Return Grafana's provisioning files by path: the data source, and where the dashboards are.
 
     prometheus_url: address of Prometheus for Grafana.
     folder: folder of the dashboards on Grafana's machine.
+    jaeger_url: address of Jaeger for Grafana; "": there is none.
     """
-    source = {
+    source: dict[str, Any] = {
         "name": "Prometheus",
         "uid": "fovea-prometheus",
         "type": "prometheus",
@@ -159,6 +163,12 @@ def grafana_provisioning(
         "isDefault": True,
         "jsonData": {"httpMethod": "POST", "timeInterval": "15s"},
     }
+    sources = [source]
+    if jaeger_url:
+        sources.append(jaeger_source(jaeger_url))
+        source["jsonData"]["exemplarTraceIdDestinations"] = [
+            {"name": "trace_id", "datasourceUid": sources[1]["uid"]}
+        ]
     provider = {
         "name": "fovea",
         "folder": "Fovea",
@@ -168,7 +178,7 @@ def grafana_provisioning(
         "options": {"path": folder},
     }
     return {
-        "datasources/fovea.yml": as_yaml({"apiVersion": 1, "datasources": [source]}),
+        "datasources/fovea.yml": as_yaml({"apiVersion": 1, "datasources": sources}),
         "dashboards/fovea.yml": as_yaml({"apiVersion": 1, "providers": [provider]}),
     }
 
@@ -213,7 +223,7 @@ def grafana_files(spec: DeploySpec) -> Files:
     """Return the files of Grafana, under grafana/; none if the spec has no Grafana."""
     if spec.monitoring is None or not spec.monitoring.grafana:
         return {}
-    provisioning = grafana_provisioning()
+    provisioning = grafana_provisioning(jaeger_url=f"http://jaeger:{UI_PORT}" if has_jaeger(spec) else "")
     return {
         **{f"grafana/provisioning/{path}": text for path, text in provisioning.items()},
         **{f"grafana/dashboards/{path}": text for path, text in dashboards().items()},
