@@ -9,8 +9,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-import textwrap
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -125,19 +124,6 @@ def count(text: str) -> int:
 def names(text: str) -> tuple[str, ...]:
     """Split A,B into names, each once."""
     return tuple(dict.fromkeys(word.strip() for word in text.split(",")))
-
-
-def wrapped(text: str, width: int, first: str = "", later: str | None = None) -> list[str]:
-    """Break a text into lines. Characters that a terminal would not print are replaced.
-
-    first, later: beginnings of the first line and of the others; None: spaces below `first`.
-    """
-    plain = "".join(char if char.isprintable() else "?" for char in text)
-    indent = " " * len(first) if later is None else later
-    lines = textwrap.wrap(
-        plain, width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False
-    )
-    return lines or [first.rstrip()]
 
 
 def utf8(text: str) -> str:
@@ -404,13 +390,3 @@ def add_bounds(parser: argparse.ArgumentParser, ttft_ms: float) -> None:
         parser.add_argument(
             name, type=float, default=default, metavar="X", help=f"{text} (default: {default:g})"
         )
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as lines: the first column begins at the left, the others end at the same places."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for first, *others in rows:
-        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
-        lines.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
-    return "\n".join(lines)

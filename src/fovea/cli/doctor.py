@@ -23,7 +23,7 @@ from itertools import groupby
 from typing import Any
 
 from fovea.cli import options
-from fovea.cli.common import wrapped
+from fovea.cli.text import list_line, terminal_columns, wrapped
 from fovea.doctor.check import Check, Result, Status, counts
 from fovea.doctor.load import DoctorSettings
 
@@ -129,7 +129,7 @@ def ended_by_signals() -> Iterator[None]:
 def listing(checks: list[Check]) -> str:
     """Return a line for every check: its path, its subject, and the question that it answers."""
     width = max((len(check.path) for check in checks), default=0)
-    return "\n".join(f"{check.path:{width}}  {_question(check)}" for check in checks)
+    return list_line("\n".join(f"{check.path:{width}}  {_question(check)}" for check in checks))
 
 
 def _question(check: Check) -> str:
@@ -140,7 +140,8 @@ def _as_json(check: Check) -> dict[str, str]:
     return {"check": check.path, "title": check.title, "question": _question(check)}
 
 
-WIDTH = 110
+WIDEST = 110
+"""Columns of the longest line on a wide terminal; longer lines are hard to read."""
 WORDS = {Status.PASS: "pass", Status.WARN: "WARN", Status.FAIL: "FAIL", Status.NOT_APPLICABLE: "n/a"}
 INDENT = " " * 9
 
@@ -161,13 +162,13 @@ def _lines(results: Sequence[Result]) -> Iterator[str]:
 
 
 def _result(result: Result) -> Iterator[str]:
-    verdict = result.verdict
+    verdict, width = result.verdict, min(WIDEST, terminal_columns())
     head = f"  {WORDS[verdict.status]:<5}{result.check.name}: "
-    yield from wrapped(verdict.figure or verdict.reason, WIDTH, head, INDENT)
+    yield from wrapped(verdict.figure or verdict.reason, width, head, INDENT)
     if verdict.figure and verdict.reason:
-        yield from wrapped(verdict.reason, WIDTH, INDENT)
+        yield from wrapped(verdict.reason, width, INDENT)
     if verdict.fix:
-        yield from wrapped(verdict.fix, WIDTH, f"{INDENT}fix: ", INDENT)
+        yield from wrapped(verdict.fix, width, f"{INDENT}fix: ", INDENT)
 
 
 class Progress:

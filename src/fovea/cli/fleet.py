@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from fovea.cli import options
-from fovea.cli.common import add_bounds, aligned
+from fovea.cli.common import add_bounds
+from fovea.cli.text import aligned, fitted
 from fovea.cluster.fleet.load import Load, TraceLoad
 from fovea.cluster.fleet.replica import ReplicaSpec
 from fovea.cluster.fleet.report import OUTCOMES, FleetFigures
@@ -88,9 +89,7 @@ def add_simulate(actions: Any) -> None:
         action="store_true",
         help="add and remove replicas by their signals; needs --replicas-max",
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print everything as one JSON object in the last line"
-    )
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options.add_options(parser, "load", Load)
     options.add_options(parser, "fleet", Fleet)
     options.add_options(parser, "conditions", Conditions)
@@ -107,14 +106,16 @@ def run_simulate(args: argparse.Namespace) -> int:
     began = time.process_time()
     found = {route: simulate_paper_fleet(fleet, load) for route, fleet in fleets.items()}
     seconds = time.process_time() - began
-    print(
+    if args.json:
+        print(json.dumps({"routes": {route: figures.as_dict() for route, figures in found.items()}}))
+        return 0
+    head = (
         f"{load.requests:,} requests, {load.rate:.4g}/s in the mean; costs: "
         f"{spec.cost.made_from}; simulated in {seconds:.1f} s of one core; "
         f"good: first token within {args.ttft_ms:g} ms, then {args.itl_ms:g} ms per token"
     )
+    print(f"{fitted(head)}\n")
     print(table(found))
-    if args.json:
-        print(json.dumps({"routes": {route: figures.as_dict() for route, figures in found.items()}}))
     return 0
 
 

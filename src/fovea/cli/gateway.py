@@ -15,10 +15,8 @@ from fovea.cli import options
 from fovea.cli.common import LOG_LEVELS, keys_of, set_log_level, use_log_format
 from fovea.core.errors import ConfigError
 from fovea.core.settings import check_settings, setting
-from fovea.gateway.build import Setup
 from fovea.gateway.config import TABLES, BackendConfig, Tables, read_tables
 from fovea.gateway.experiments.config import read_experiments
-from fovea.gateway.run import serve
 from fovea.gateway.settings import GatewaySettings
 from fovea.http.browsers import with_own_name
 
@@ -75,6 +73,8 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from fovea.gateway.run import serve
+
     path = options.file_path(args.config)
     set_log_level(args, _read_file(path))
     for line in options.misspelt_variables([*_names(), "api_key", "admin_key"]):

@@ -33,6 +33,7 @@ from fovea.access.keys import (
     read_key_file,
 )
 from fovea.cli import options
+from fovea.cli.text import list_line
 from fovea.core.errors import ConfigError
 from fovea.core.settings import flat_values
 from fovea.gateway.tenants.keys import TenantLimits
@@ -147,7 +148,8 @@ def _list(args: argparse.Namespace) -> int:
         expires = "" if record.expires is None else f"  until {_shown(record.expires)}"
         values = flat_values(record.limits)
         limits = "".join(f"  {name}={_toml(values[name])}" for name in values if values[name] != usual[name])
-        print(f"{record.name}  {record.fingerprint}  {','.join(sorted(record.roles))}{expires}{limits}")
+        roles = ",".join(sorted(record.roles))
+        print(list_line(f"{record.name}  {record.fingerprint}  {roles}{expires}{limits}"))
     return 0
 
 

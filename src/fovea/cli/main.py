@@ -37,6 +37,7 @@ COMMANDS = {
     "build": "compile the vision encoder for given resolutions",
     "relevance": "choose the heads with which a model looks for what a question is about",
     "quantize": "write a quantized copy of a checkpoint, calibrated on images and texts",
+    "completion": "print the script with which bash, zsh or fish complete commands",
 }
 """The commands with their help. Each has a module of its name."""
 _MODULES = {"eval": "evaluate"}
@@ -90,6 +91,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
+    if "_ARGCOMPLETE" in os.environ:  # the script of `fovea completion` calls this program at every TAB
+        from fovea.cli import completion
+
+        line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
+        completion.complete(build_parser(*completion.command_of(line)))
     parser = build_parser(*[word for word in argv if not word.startswith("-")][:1])
     if not argv:
         parser.print_help(sys.stderr)

@@ -48,13 +48,41 @@ def add_options(
             continue
         if entry.subject not in groups:
             groups[entry.subject] = parser.add_argument_group(" ".join((title, *entry.subject)))
-        groups[entry.subject].add_argument(
+        action = groups[entry.subject].add_argument(
             flag(entry.name),
             dest=entry.name,
             default=None,
             metavar=_metavar(entry.hint),
             help=_help(entry).replace("%", "%%"),
         )
+        if words := _words(entry):
+            accepts(action, words)
+
+
+def accepts(action: argparse.Action, words: Iterable[str], *, paths: bool = False) -> None:
+    """Let shells complete an argument to these words, or to the last of several words with commas between.
+
+    paths: whether paths of files are accepted, too.
+    """
+
+    def completer(prefix: str, **_: Any) -> list[str]:
+        before, comma, _last = prefix.rpartition(",")
+        found = [before + comma + word for word in words]
+        if paths:
+            from argcomplete.completers import FilesCompleter
+
+            found += FilesCompleter()(prefix)
+        return found
+
+    action.completer = completer  # type: ignore[attr-defined]
+
+
+def _words(entry: Setting) -> list[str]:
+    """Return the texts that a setting accepts, as far as they can be listed."""
+    optional = isinstance(entry.hint, types.UnionType)
+    hint = inner_type(entry.hint) if optional else entry.hint
+    words = ["true", "false"] if hint is bool else [word for word in entry.rule.choices if word]
+    return [*words, "none"] if words and optional and "none" not in words else words
 
 
 def show_first(parser: argparse.ArgumentParser, names: Collection[str]) -> None:

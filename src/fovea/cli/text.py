@@ -1,0 +1,78 @@
+"""Texts and tables that fit the terminal: no line is cut, and none is longer than the terminal is wide."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Iterable, Sequence
+
+
+def wrapped(text: str, width: int, first: str = "", later: str | None = None) -> list[str]:
+    """Break a text into lines. Characters that a terminal would not print are replaced.
+
+    first, later: beginnings of the first line and of the others; None: spaces below `first`.
+    """
+    plain = "".join(char if char.isprintable() else "?" for char in text)
+    indent = " " * len(first) if later is None else later
+    lines = textwrap.wrap(
+        plain, width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False
+    )
+    return lines or [first.rstrip()]
+
+
+def terminal_columns(otherwise: int = 80) -> int:
+    """Return COLUMNS, or the width of the terminal. otherwise: the width if the output is no terminal."""
+    return shutil.get_terminal_size((otherwise, 24)).columns
+
+
+def list_line(line: str) -> str:
+    """Return a line of a list, wrapped on a terminal alone: `grep` and other programs get it whole."""
+    return fitted(line, terminal_columns(otherwise=1 << 20))
+
+
+def fitted(text: str, width: int | None = None) -> str:
+    """Return a text whose longer lines are wrapped, with a deeper indent from their second line on.
+
+    width: columns; None: those of the terminal. A longer word, such as a path, stays whole.
+    """
+    columns = width or terminal_columns()
+    lines: list[str] = []
+    for line in text.splitlines():
+        indent = line[: len(line) - len(line.lstrip())]
+        parts = textwrap.wrap(
+            line.strip(), columns, initial_indent=indent, subsequent_indent=f"{indent}    ",
+            break_on_hyphens=False, break_long_words=False,
+        )  # fmt: skip
+        lines += parts if len(line) > columns else [line]
+    return "\n".join(lines)
+
+
+def aligned(rows: Sequence[Sequence[str]], width: int | None = None) -> str:
+    """Return rows as lines: the first column begins at the left, the others end at the same places.
+
+    width: columns; None: those of the terminal. A wider table is written in parts, each with its first column.
+    """
+    columns = width or terminal_columns()
+    first, *others = zip(*rows, strict=True)
+    parts: list[list[tuple[str, ...]]] = [[first]]
+    used = start = _widest(first)
+    for column in others:
+        used += 2 + _widest(column)
+        if used > columns and len(parts[-1]) > 1:
+            parts.append([first])
+            used = start + 2 + _widest(column)
+        parts[-1].append(column)
+    return "\n\n".join(_aligned(part) for part in parts)
+
+
+def _widest(cells: Iterable[str]) -> int:
+    return max(map(len, cells))
+
+
+def _aligned(columns: Sequence[Sequence[str]]) -> str:
+    widths = [_widest(column) for column in columns]
+    lines = []
+    for first, *others in zip(*columns, strict=True):
+        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
+    return "\n".join(lines)
