@@ -10,7 +10,6 @@ import os
 import pty
 import re
 import select
-import shutil
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ import pytest
 
 from fovea.cli.completion import SHELLS, command_of, local_models
 from tests.cli.support import Caller
+from tests.support.programs import program
 
 SHELL_COMMANDS = {"bash": ("bash", "--norc", "--noprofile", "-i"), "zsh": ("zsh", "-f", "-i")}
 START = {
@@ -41,10 +41,10 @@ TIMEOUT_S = 60.0
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """A folder with `fovea` in bin, a picture, and a cache of the hub with one model."""
-    program = tmp_path / "bin" / "fovea"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m fovea.cli.main "$@"\n')
-    program.chmod(0o755)
+    script = tmp_path / "bin" / "fovea"
+    script.parent.mkdir()
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m fovea.cli.main "$@"\n')
+    script.chmod(0o755)
     (tmp_path / "cat-picture.png").write_bytes(b"")
     (tmp_path / "cache" / "models--hub--model" / "snapshots").mkdir(parents=True)
     return tmp_path
@@ -98,8 +98,7 @@ class Terminal:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
 def test_a_shell_completes(shell: str, place: Path) -> None:
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed (make servers)")
+    program(shell)
     terminal = Terminal(shell, place)
     try:
         assert [terminal.completed(line) for line, _ in LINES] == [whole for _, whole in LINES]
@@ -109,8 +108,7 @@ def test_a_shell_completes(shell: str, place: Path) -> None:
 
 def test_fish_completes(place: Path) -> None:
     """fish has a command of its own that prints completions. It shows the help of flags beside them."""
-    if shutil.which("fish") is None:
-        pytest.skip("fish is not installed (make servers)")
+    program("fish")
     asked = "; ".join(f"complete -C {line!r}; echo end" for line, _ in LINES)
     done = subprocess.run(
         ["fish", "--no-config", "-c", f"fovea completion fish | source; {asked}"],

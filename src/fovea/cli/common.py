@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from fovea.cli import options
 from fovea.core.constraints import AnswerFormat
 from fovea.core.errors import ConfigError, InvalidRequest
+from fovea.core.findings import Findings
 from fovea.core.media import AUTO, DETAILS, PixelBudget, VideoBudget, VisualTokens
 from fovea.core.sampling import SamplingParams
 from fovea.engine.config import EngineConfig, EngineOptions
@@ -267,15 +268,20 @@ def pixel_budget(args: argparse.Namespace, visual: VisualTokens | None = None) -
     return PixelBudget(detail=args.detail, max_pixels=args.max_pixels, visual=visual)
 
 
-def config_file(args: argparse.Namespace) -> dict[str, Any]:
+def config_file(args: argparse.Namespace, findings: Findings | None = None) -> Mapping[str, Any]:
     """Read the configuration file, and set the log level that flags, environment or file give.
 
-    Raises ConfigError. Misspelt environment variables are printed to stderr.
+    findings: collects errors; None: they are raised as ConfigError.
+    Misspelt environment variables are printed to stderr.
     """
-    file = options.read_file(args.config, ALL_KEYS)
+    found = findings or Findings()
+    file = options.read_file(args.config, ALL_KEYS, found)
     for line in options.misspelt_variables(ALL_KEYS):
         print(f"fovea: {line}", file=sys.stderr)
-    set_log_level(args, file)
+    with found.part():
+        set_log_level(args, file)
+    if findings is None:
+        found.check()
     return file
 
 
@@ -339,10 +345,19 @@ def engine_arguments(
     fixed: settings that the command sets itself.
     Raises ConfigError.
     """
+    findings = Findings()
+    with findings.part():
+        template = _read_template(args, file)
+    with findings.part():
+        config = options.settings(EngineConfig, args, file, **fixed)
+    findings.check()
+    return model_of(args, file), config, template
+
+
+def model_of(args: argparse.Namespace, file: Mapping[str, Any]) -> str:
+    """Return the name of the model that flags, environment or file give."""
     model = options.lookup("model", args, file)
-    template = _read_template(args, file)
-    config = options.settings(EngineConfig, args, file, **fixed)
-    return str(model[0]) if model else DEFAULT_MODEL, config, template
+    return str(model[0]) if model else DEFAULT_MODEL
 
 
 def check_writable(path: Path) -> None:

@@ -79,7 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(sys.argv[1:] if argv is None else argv)
     except FoveaError as error:
-        print(f"fovea: {' '.join(error.message.split())}", file=sys.stderr)
+        for each in getattr(error, "findings", (error,)):
+            print(f"fovea: {' '.join(each.message.split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("fovea: interrupted", file=sys.stderr)

@@ -17,9 +17,17 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fovea.core.config_files import check_keys, read_toml
+from fovea.core.config_files import TomlFile, check_keys, read_toml
 from fovea.core.errors import ConfigError
-from fovea.core.settings import Setting, build_settings, inner_type, settings_of, type_in_words
+from fovea.core.findings import Findings, joined, renamed
+from fovea.core.settings import (
+    Setting,
+    build_settings,
+    inner_type,
+    settings_of,
+    type_in_words,
+    value_errors,
+)
 
 T = TypeVar("T")
 PREFIX = "FOVEA_"
@@ -159,7 +167,9 @@ def flag_values(cls: type, args: argparse.Namespace, only: Collection[str] | Non
 
     only: the only names that are read; None: all.
     """
-    values, _ = _given(cls, lambda name: _from_flag(name, args), only or setting_names(cls))
+    values, _, errors = _given(cls, lambda name: _from_flag(name, args), only or setting_names(cls))
+    if errors:
+        raise joined(errors)
     return values
 
 
@@ -171,25 +181,35 @@ def _build(
     cls: type[T], find: Callable[[str], Found], only: Iterable[str] | None, fixed: Mapping[str, Any]
 ) -> T:
     names = [name for name in setting_names(cls) if name not in fixed and (only is None or name in only)]
-    values, sources = _given(cls, find, names)
+    values, sources, errors = _given(cls, find, names)
+    if errors:  # rules about several settings are not checked, because some values are missing
+        known = [(entry, values[entry.name]) for entry in settings_of(cls) if entry.name in values]
+        raise joined([*errors, *_with_sources(value_errors(known), sources)])
     try:
         return build_settings(cls, {**fixed, **values})
     except ConfigError as error:
-        if error.param not in sources:
-            raise
-        raise ConfigError(f"{sources[error.param]}: {error.message}", param=error.param) from error
+        raise joined(_with_sources(error.findings, sources)) from error
+
+
+def _with_sources(errors: Iterable[ConfigError], sources: Mapping[str, str]) -> list[ConfigError]:
+    """Return errors that name the source of the wrong value, if it is not a default."""
+    return [renamed(each, sources.get(each.param or "", "")) for each in errors]
 
 
 def _given(
     cls: type, find: Callable[[str], Found], names: Collection[str]
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the values that are given and their sources, by name."""
+) -> tuple[dict[str, Any], dict[str, str], list[ConfigError]]:
+    """Return the values that are given and their sources, by name, and the errors of the others."""
     values, sources = {}, {}
+    errors: list[ConfigError] = []
     for entry in settings_of(cls):
         if entry.name in names and (given := find(entry.name)) is not None:
-            values[entry.name] = _convert(given[0], entry, given[1])
             sources[entry.name] = given[1]
-    return values, sources
+            try:
+                values[entry.name] = _convert(given[0], entry, given[1])
+            except ConfigError as error:
+                errors.append(error)
+    return values, sources, errors
 
 
 def _from_flag(name: str, args: argparse.Namespace) -> Found:
@@ -206,7 +226,8 @@ def lookup(name: str, args: argparse.Namespace, file: Mapping[str, Any]) -> Foun
     if os.environ.get(variable):
         return os.environ[variable], variable
     if name in file:
-        return file[name], f"{name} in the configuration file"
+        place = file.place(name) if isinstance(file, TomlFile) else "the configuration file"
+        return file[name], f"{place}: {name}"
     return None
 
 
@@ -216,16 +237,24 @@ def file_path(given: str | None) -> Path | None:
     return Path(path).expanduser().absolute() if path else None
 
 
-def read_file(path: str | None, known: Sequence[str]) -> dict[str, Any]:
+def read_file(path: str | None, known: Sequence[str], findings: Findings | None = None) -> Mapping[str, Any]:
     """Read the TOML file of --config or FOVEA_CONFIG. Raises ConfigError.
 
     The error for an unknown key names the nearest known one.
+    findings: collects the errors; then the known keys are returned in any case. None: they are raised.
     """
     path = path or os.environ.get(PREFIX + "CONFIG")
     if not path:
         return {}
-    values = read_toml(Path(path))
-    check_keys(path, values, known)
+    found = findings or Findings()
+    values: Mapping[str, Any] = {}
+    with found.part():
+        values = read_toml(Path(path))
+    if isinstance(values, TomlFile):
+        with found.part(), values.errors():
+            check_keys("", values, known)
+    if findings is None:
+        found.check()
     return values
 
 

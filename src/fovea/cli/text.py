@@ -50,7 +50,8 @@ def fitted(text: str, width: int | None = None) -> str:
 def aligned(rows: Sequence[Sequence[str]], width: int | None = None) -> str:
     """Return rows as lines: the first column begins at the left, the others end at the same places.
 
-    width: columns; None: those of the terminal. A wider table is written in parts, each with its first column.
+    width: columns; None: those of the terminal. A wider table is written in parts, each with the first
+        column.
     """
     columns = width or terminal_columns()
     first, *others = zip(*rows, strict=True)

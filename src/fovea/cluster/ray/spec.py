@@ -32,8 +32,9 @@ from pathlib import Path
 from typing import Any
 
 from fovea.cluster.scaling import ScaleSettings
-from fovea.core.config_files import check_keys, errors_in, read_toml, settings_table, tables
+from fovea.core.config_files import check_keys, read_toml, settings_table, tables
 from fovea.core.errors import ConfigError
+from fovea.core.findings import Findings
 from fovea.core.settings import check_settings, setting, settings_of
 
 ROLES = ("all", "encode", "prefill", "prefill-decode", "decode")
@@ -261,19 +262,26 @@ class ClusterSpec:
 def read_spec(path: Path, known: Collection[str]) -> ClusterSpec:
     """Read a spec file. known: names of the settings of `fovea serve`. Raises ConfigError."""
     values = read_toml(path, param="spec")
-    with errors_in(str(path)):
+    with values.errors():
         return spec_of(values, known)
 
 
 def spec_of(values: Mapping[str, Any], known: Collection[str]) -> ClusterSpec:
     """Return the spec of parsed TOML. known: as in `read_spec`. Raises ConfigError."""
-    check_keys("", values, ["address", "ingress", "model"])
+    findings, models, ingress = Findings(), [], Ingress()
+    with findings.part():
+        check_keys("", values, ["address", "ingress", "model"])
+    entries: list[dict[str, Any]] = []
+    with findings.part():
+        entries = tables("", values, "model")
+    for number, table in enumerate(entries, 1):
+        with findings.part("model", number):
+            models.append(_model(f"[[model]] number {number}", table, known))
+    with findings.part("ingress"):
+        ingress = settings_table(Ingress, "[ingress]", values.get("ingress", {}))
+    findings.check()
     own = {name: values[name] for name in ("address",) if name in values}
-    models = tuple(
-        _model(f"[[model]] number {number}", table, known)
-        for number, table in enumerate(tables("", values, "model"), 1)
-    )
-    return ClusterSpec(models, ingress=settings_table(Ingress, "[ingress]", values.get("ingress", {})), **own)
+    return ClusterSpec(tuple(models), ingress=ingress, **own)
 
 
 def _model(where: str, values: Mapping[str, Any], known: Collection[str]) -> Model:
