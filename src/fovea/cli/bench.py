@@ -9,13 +9,13 @@ Fixed workloads, which run unless others are named:
   text       8 at once without images
   stall      the longest gap of a running stream while an image arrives
 Loads:
-  open       requests at --rate, however slow the server is (--arrivals poisson, ramp, burst)
+  open       requests at --rate, whatever the server does (see --arrivals)
   closed     --clients; each sends its next request after its answer
   chat       conversations of --turns turns about an image
   trace      the requests of --trace FILE, at their times
 
   fovea bench http://127.0.0.1:8000
-  fovea bench http://127.0.0.1:8000 open --rate 1,2,4 --requests 200 --plot load.png
+  fovea bench http://127.0.0.1:8000 open --rate 1,2,4 --plot load.png
   fovea bench http://127.0.0.1:8000 cold text --against yesterday.json
 
 With --json, everything is printed as one JSON object instead. Exit code 1: a request
@@ -37,7 +37,7 @@ from fovea.bench.settings import FIXED, LOADS, Price, Shape, Target, Traffic
 from fovea.bench.sla import DEFAULT_SLA, read_sla
 from fovea.cli import options
 from fovea.cli.common import check_writable
-from fovea.cli.text import fitted
+from fovea.cli.text import HelpFormatter, fitted
 from fovea.core.errors import ConfigError
 from fovea.core.trace import read_trace
 
@@ -101,7 +101,7 @@ def register(commands: Any) -> None:
     parser = commands.add_parser(
         "bench", description=__doc__, usage="fovea bench URL [WORKLOAD ...] [OPTIONS]"
     )
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.formatter_class = HelpFormatter
     parser.add_argument("url", metavar="URL", help="URL of the server; without a path, /v1 is added")
     parser.add_argument(
         "words", nargs="*", metavar="WORKLOAD", help=f"workloads: {', '.join((*FIXED, *LOADS))}"

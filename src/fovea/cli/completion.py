@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fovea.cli.options import accepts
+from fovea.cli.text import HelpFormatter
 from fovea.core.names import BUNDLED
 
 SHELLS = ("bash", "zsh", "fish")
@@ -28,7 +29,7 @@ _PATHS = re.compile(r"FILE|DIR|PATH|IMAGE|MODEL|DATA|\b(IN|OUT)\b")
 
 def register(commands: Any) -> None:
     parser = commands.add_parser("completion", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.formatter_class = HelpFormatter
     parser.add_argument("shell", choices=SHELLS, help=f"accepted: {', '.join(SHELLS)}")
     parser.set_defaults(run=run)
 

@@ -1,14 +1,15 @@
-"""fovea cluster simulate: hundreds of replicas behind the gateway's own routing, on a virtual clock.
+r"""fovea cluster simulate: hundreds of replicas behind the gateway's own routing, on a virtual clock.
 
 Compare policies of the gateway, separate encoders, autoscaling and losses of machines
 before any machine is rented. A million requests take minutes of one core. Times of
 a replica are those that the planner derives for --model on --hardware, or those of
 a cost model (--cost; default: fovea-tiny on a CPU).
 
-  fovea cluster simulate --replicas 20 --rate 100 --model Qwen/Qwen2.5-VL-7B-Instruct --hardware L40S
+  fovea cluster simulate --replicas 20 --rate 100 \
+      --model Qwen/Qwen2.5-VL-7B-Instruct --hardware L40S
   fovea cluster simulate --replicas 20 --rate 100 --route events --preempted 2
-  fovea cluster simulate --replicas 4 --rate 60 --requests 216000 --shape daily --day-s 3600 \
-                         --autoscale --replicas-max 20
+  fovea cluster simulate --replicas 4 --rate 60 --requests 216000 \
+      --shape daily --day-s 3600 --autoscale --replicas-max 20
 
 The table has one column per --route. docs/cluster.md says what is simulated.
 """
@@ -25,7 +26,7 @@ from typing import Any
 
 from fovea.cli import options
 from fovea.cli.common import add_bounds
-from fovea.cli.text import aligned, fitted
+from fovea.cli.text import HelpFormatter, aligned, fitted
 from fovea.cluster.fleet.load import Load, TraceLoad
 from fovea.cluster.fleet.replica import ReplicaSpec
 from fovea.cluster.fleet.report import OUTCOMES, FleetFigures
@@ -63,7 +64,7 @@ def add_simulate(actions: Any) -> None:
         description=__doc__,
         usage="fovea cluster simulate --replicas N --rate X [--route NAME ...] [OPTIONS]",
     )
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.formatter_class = HelpFormatter
     parser.add_argument(
         "--route",
         action="append",

@@ -7,38 +7,52 @@ import importlib
 import io
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 
 from fovea import __version__
 from fovea.core.errors import FoveaError
 
-COMMANDS = {
-    "ask": "ask one question about images or videos",
-    "chat": "talk about images in the terminal",
-    "serve": "start the OpenAI-compatible server",
-    "ui": "open the page of a server in the browser",
-    "gateway": "route requests to OpenAI-compatible engines, with limits, caches and fallbacks",
-    "batch": "answer a file of questions, or a question about each image of a folder",
-    "eval": "score a model on scenes or on your own questions",
-    "models": "list the supported models",
-    "caches": "show or clear a server's caches",
-    "metrics": "list the metrics, or check those of a server",
-    "keys": "make, list and revoke keys of a keys file",
-    "usage": "print usage and costs from a gateway's usage file",
-    "experiment": "list, show and decide the A/B experiments of a gateway",
-    "deploy": "render containers, proxies, Kubernetes, Triton and cloud artefacts from one spec",
-    "cluster": "run engines on a cluster of Ray, or simulate a fleet: up, status, down, simulate",
-    "plan": "predict memory, speed and cost, and recommend hardware",
-    "doctor": "check a machine, a model or a server before production",
-    "advise": "which inference engine suits a situation",
-    "simulate": "compare scheduling policies on a virtual clock",
-    "bench": "measure an OpenAI-compatible server under load",
-    "profile": "where the time of a request goes, stage by stage",
-    "build": "compile the vision encoder for given resolutions",
-    "relevance": "choose the heads with which a model looks for what a question is about",
-    "quantize": "write a quantized copy of a checkpoint, calibrated on images and texts",
-    "completion": "print the script with which bash, zsh or fish complete commands",
+GROUPS: dict[str, dict[str, str]] = {
+    "ask a model": {
+        "ask": "ask one question about images or videos",
+        "chat": "talk about images in the terminal",
+        "batch": "answer a file of questions, or a question about each image of a folder",
+        "eval": "score a model on scenes or on your own questions",
+    },
+    "serve": {
+        "serve": "start the OpenAI-compatible server",
+        "ui": "open the page of a server in the browser",
+        "gateway": "route requests to OpenAI-compatible engines, with limits, caches and fallbacks",
+        "cluster": "run engines on a cluster of Ray, or simulate a fleet: up, status, down, simulate",
+    },
+    "look after servers": {
+        "caches": "show or clear a server's caches",
+        "metrics": "list the metrics, or check those of a server",
+        "keys": "make, list and revoke keys of a keys file",
+        "usage": "print usage and costs from a gateway's usage file",
+        "experiment": "list, show and decide the A/B experiments of a gateway",
+    },
+    "plan and deploy": {
+        "plan": "predict memory, speed and cost, and recommend hardware",
+        "advise": "which inference engine suits a situation",
+        "deploy": "render containers, proxies, Kubernetes, Triton and cloud artefacts from one spec",
+        "doctor": "check a machine, a model or a server before production",
+    },
+    "measure": {
+        "bench": "measure an OpenAI-compatible server under load",
+        "profile": "where the time of a request goes, stage by stage",
+        "simulate": "compare scheduling policies on a virtual clock",
+    },
+    "prepare models": {
+        "models": "list the supported models",
+        "build": "compile the vision encoder for given resolutions",
+        "quantize": "write a quantized copy of a checkpoint, calibrated on images and texts",
+        "relevance": "choose the heads with which a model looks for what a question is about",
+    },
+    "this command": {"completion": "print the script with which bash, zsh or fish complete commands"},
 }
+COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
 """The commands with their help. Each has a module of its name."""
 _MODULES = {"eval": "evaluate"}
 """Modules with another name than their command."""
@@ -51,16 +65,34 @@ def build_parser(*commands: str) -> argparse.ArgumentParser:
         because all of them take more than a second.
     """
     parser = argparse.ArgumentParser(
-        prog="fovea", description="Serve vision-language models: seeing more where it matters."
+        prog="fovea",
+        description="Serve vision-language models: seeing more where it matters.",
+        formatter_class=_Grouped,
     )
     parser.add_argument("--version", action="version", version=f"fovea {__version__}")
-    listed = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    listed = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, title="commands")
     for name, text in COMMANDS.items():
         if name in commands:
             importlib.import_module(f"fovea.cli.{_MODULES.get(name, name)}").register(listed)
         else:
             listed.add_parser(name, help=text)
     return parser
+
+
+class _Grouped(argparse.HelpFormatter):
+    """Lists the commands by their groups."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        if not isinstance(action, argparse._SubParsersAction):
+            super().add_argument(action)
+            return
+        for title, commands in GROUPS.items():
+            lines = [f"  {title}:"]
+            for name, text in commands.items():
+                lines += textwrap.wrap(
+                    text, self._width, initial_indent=f"    {name:12}", subsequent_indent=" " * 16
+                )
+            self._add_item("\n".join, [[*lines, ""]])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -192,8 +192,13 @@ def _build(
 
 
 def _with_sources(errors: Iterable[ConfigError], sources: Mapping[str, str]) -> list[ConfigError]:
-    """Return errors that name the source of the wrong value, if it is not a default."""
-    return [renamed(each, sources.get(each.param or "", "")) for each in errors]
+    """Return errors that name the source of the wrong value, if it is not a default.
+
+    The messages name the setting, so of a file its place is enough.
+    """
+    return [
+        renamed(each, sources.get(each.param or "", "").removesuffix(f": {each.param}")) for each in errors
+    ]
 
 
 def _given(
@@ -317,7 +322,7 @@ def _boolean(text: str) -> bool:
 
 def _help(entry: Setting) -> str:
     """Return the help text with default and range."""
-    accepted = "" if entry.rule.low is None else entry.rule.accepted
+    accepted = entry.rule.accepted
     notes = [f"default: {_shown(entry.default)}", *([f"accepted: {accepted}"] if accepted else [])]
     return f"{entry.rule.help} ({'; '.join(notes)})".strip()
 

@@ -135,7 +135,7 @@ def register(commands: Any) -> None:
         help="read settings, keys, certificate, chat template and the files of the model, compare sizes with "
         "the memory, and say what would run; start nothing, and exit with 2 if something is wrong",
     )
-    options.show_first(parser, FIRST)
+    options.show_first(parser, (*FIRST, "check"))
     parser.set_defaults(run=run)
 
 

@@ -28,7 +28,7 @@ from typing import Any
 
 from fovea.cli import options
 from fovea.cli.common import add_bounds
-from fovea.cli.text import aligned, fitted
+from fovea.cli.text import HelpFormatter, aligned, fitted
 from fovea.core.errors import ConfigError
 from fovea.core.trace import Trace, Workload, generate, read_trace, write_trace
 from fovea.engine.config import EngineConfig
@@ -50,7 +50,7 @@ def register(commands: Any) -> None:
         description=__doc__,
         usage="fovea simulate [--policy NAME ...] [--trace FILE | LOAD] [OPTIONS]",
     )
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.formatter_class = HelpFormatter
     parser.add_argument(
         "--policy",
         action="append",

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
+import itertools
 import shutil
 import textwrap
 from collections.abc import Iterable, Sequence
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Fills the paragraphs of a description; lines that begin with spaces, such as examples, stay lines."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        parts = []
+        for is_prose, lines in itertools.groupby(text.splitlines(), lambda line: line[:1].strip() != ""):
+            if is_prose:
+                parts.append(textwrap.fill(" ".join(lines), width, break_on_hyphens=False))
+            else:
+                parts.append(fitted("\n".join(lines), width))
+        return "\n".join(parts)
 
 
 def wrapped(text: str, width: int, first: str = "", later: str | None = None) -> list[str]:
@@ -37,7 +52,7 @@ def fitted(text: str, width: int | None = None) -> str:
     """
     columns = width or terminal_columns()
     lines: list[str] = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         indent = line[: len(line) - len(line.lstrip())]
         parts = textwrap.wrap(
             line.strip(), columns, initial_indent=indent, subsequent_indent=f"{indent}    ",

@@ -60,7 +60,7 @@ class Rule:
     def accepted(self) -> str:
         """The accepted values in words; empty if every value of the type is accepted."""
         if self.choices:
-            return ", ".join(self.choices)
+            return ", ".join(word or "empty" for word in self.choices)
         if self.low is None or self.high is None:
             return self.words
         zero = "0, or " if self.or_zero else ""

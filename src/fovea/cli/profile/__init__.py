@@ -10,6 +10,7 @@ from typing import Any
 
 from fovea.cli import options
 from fovea.cli.common import SINGLE_USER, add_engine_options, check_writable, config_file, engine_loader
+from fovea.cli.text import HelpFormatter
 from fovea.core.errors import ConfigError
 from fovea.core.settings import check_settings, setting
 
@@ -40,7 +41,7 @@ class ProfileSettings:
 
 def register(commands: Any) -> None:
     parser = commands.add_parser("profile", description=__doc__, usage="fovea profile [MODEL] [OPTIONS]")
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.formatter_class = HelpFormatter
     parser.add_argument(
         "model", nargs="?", metavar="MODEL", help="a folder, a hub id, or fovea-tiny (default)"
     )
