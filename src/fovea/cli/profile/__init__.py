@@ -10,7 +10,7 @@ from typing import Any
 
 from fovea.cli import options
 from fovea.cli.common import SINGLE_USER, add_engine_options, check_writable, config_file, engine_loader
-from fovea.cli.text import HelpFormatter
+from fovea.cli.text import HelpFormatter, fitted
 from fovea.core.errors import ConfigError
 from fovea.core.settings import check_settings, setting
 
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         check_writable(path)
     profiler = Profiler(workload)
     profile = profiler.run(load())
-    print(table(profile))
+    print(fitted(table(profile)))
     if args.trace:
         args.trace.write_text(json.dumps(profiler.trace(profile)) + "\n", encoding="utf-8")
     if args.plot:
