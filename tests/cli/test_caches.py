@@ -50,7 +50,7 @@ def test_wrong_urls(url: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_table_of_full_caches_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    full = {name: 123_456_789_012.0 for name in COLUMNS}
+    full = dict.fromkeys(COLUMNS, 123456789012.0)
     lines = table({"fetched": full, "kv": {"bytes": 1.0}}).splitlines()
     assert max(map(len, lines)) <= 80
     assert [line.split()[0] for line in lines if line][:3] == ["MiB", "fetched", "kv"]

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from fovea.core.errors import CheckpointError
+from fovea.core.progress import report
 from fovea.core.protocols import EngineClient
 from fovea.core.types import TextPrompt
 from fovea.server.app import create_app
@@ -53,11 +54,16 @@ async def test_loading_then_ready() -> None:
         assert [ready.status_code, answer.status_code] == [503, 503]
         assert "still loading" in ready.json()["error"]["message"]
         assert "still loading" in answer.json()["error"]["message"]
+        assert "loading" not in answer.json()
+        report(440 << 20, 1 << 30)
+        ready = await browser.get("/ready")
+        assert ready.json()["loading"] == {"loaded_bytes": 440 << 20, "total_bytes": 1 << 30, "percent": 42}
+        assert ready.json()["error"]["message"].endswith("42% of its weights (440 of 1,024 MiB)")
         assert (await browser.get("/v1/models")).json()["data"][0]["id"] == "named"
         assert (await browser.get("/metrics")).status_code == 200
         gate.set()
         await wait_for(lambda: client.status == "ready")
-        assert (await browser.get("/ready")).json()["status"] == "ready"
+        assert (await browser.get("/ready")).json() == {"status": "ready", "model": "script"}
 
 
 async def test_failed_load_calls_on_failure() -> None:

@@ -113,11 +113,16 @@ def _build(name: str, config: EngineConfig, args: argparse.Namespace) -> tuple[M
         folder,
         progress=lambda line: print(line, file=sys.stderr),
     )
-    return builder.build(_grids(loaded, args.resolutions, args.levels)), folder
+    return builder.build(_grids(loaded, encoder.tower.merge, args.resolutions, args.levels)), folder
 
 
-def _grids(loaded: LoadedModel, sizes: list[tuple[int, int]], levels: list[str]) -> dict[Grid, list[str]]:
-    """Return the grid of every size at every level, with the sizes and levels that lead to it."""
+def _grids(
+    loaded: LoadedModel, merge: int, sizes: list[tuple[int, int]], levels: list[str]
+) -> dict[Grid, list[str]]:
+    """Return the grid of every size at every level, with the sizes and levels that lead to it.
+
+    Of large images it is also the grid of the small view with which `relevance` begins.
+    """
     grids: dict[Grid, list[str]] = {}
     for width, height in sizes:
         for level in levels:
@@ -128,7 +133,18 @@ def _grids(loaded: LoadedModel, sizes: list[tuple[int, int]], levels: list[str])
                     f"--resolutions {width}x{height}: {error.message}", param="resolutions"
                 ) from error
             grids.setdefault(plan.grid, []).append(f"{width}x{height} {level}")
+            view = _first_view(plan.grid, merge)
+            if view != plan.grid:
+                grids.setdefault(view, []).append(f"{width}x{height} {level}, first view of relevance")
     return grids
+
+
+def _first_view(grid: Grid, merge: int) -> Grid:
+    """Return the grid of the view at which the model looks before `relevance` chooses regions."""
+    from fovea.relevance.policy import look_shape
+
+    rows, columns = look_shape((grid[1] // merge, grid[2] // merge))
+    return 1, rows * merge, columns * merge
 
 
 def _resolution(text: str) -> tuple[int, int]:

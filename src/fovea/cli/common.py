@@ -7,6 +7,7 @@ requests to a running server.
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import sys
 from collections.abc import Callable, Coroutine, Mapping
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from fovea.cli import options
+from fovea.cli.loading import loading_shown
 from fovea.core.constraints import AnswerFormat
 from fovea.core.errors import ConfigError, InvalidRequest
 from fovea.core.findings import Findings
@@ -322,7 +324,14 @@ def load_engine(args: argparse.Namespace, file: Mapping[str, Any], **fixed: Any)
 
     fixed: settings that the command sets itself.
     """
-    return engine_loader(args, file, **fixed)()
+    # Imports and the model are 250,000 objects that stay, and to look for garbage among them takes long.
+    gc.disable()
+    try:
+        with loading_shown():
+            return engine_loader(args, file, **fixed)()
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def engine_loader(args: argparse.Namespace, file: Mapping[str, Any], **fixed: Any) -> Callable[[], Engine]:

@@ -23,6 +23,7 @@ from fovea.cli.common import (
     model_of,
     use_log_format,
 )
+from fovea.cli.loading import loading_shown
 from fovea.core.errors import ConfigError
 from fovea.core.findings import Findings
 from fovea.core.names import served_name
@@ -180,7 +181,7 @@ def read_inputs(args: argparse.Namespace, findings: Findings, **fixed: Any) -> I
         settings = options.settings(ServerSettings, args, found.file, **keys)
         host = found.address.host if found.address else ""
         found = replace(found, settings=replace(settings, http=with_own_name(settings.http, host)))
-    simulates = found.address.simulate if found.address else bool(args.simulate)
+    simulates = found.address.simulate if found.address else bool(getattr(args, "simulate", None))
     found = replace(found, model=model_of(args, found.file), simulates=simulates)
     with findings.part():
         if simulates:
@@ -356,7 +357,8 @@ def _serve_model(
 
     url = url_of(settings, host, port)
     client = StartingClient(name, load, on_failure=stop, on_ready=lambda: on_ready(url))
-    status = serve(create_app(client, settings), host, port, on_start=start)
+    with loading_shown(log):
+        status = serve(create_app(client, settings), host, port, on_start=start)
     if client.failure is not None:
         raise client.failure
     if client.status == "loading":

@@ -23,6 +23,7 @@ from fovea.engine.layers.linear import Embedding, use_kernels
 from fovea.engine.layers.ranks import ALONE, Ranks, for_ranks
 from fovea.engine.models import internvl
 from fovea.engine.models.base import VisionLanguageModel
+from fovea.engine.models.bundled import PlainConfig, is_bundled
 from fovea.engine.models.compile import check_compile, compile_modules, describe_site, find_engines, install
 from fovea.engine.models.gguf.checkpoint import find_gguf
 from fovea.engine.models.gguf.reader import SUFFIX
@@ -396,15 +397,17 @@ def _quantization(setting: str, folder: Path, stored: StoredWeights) -> str:
 
 
 def read_config(folder: Path) -> Any:
-    """Return the transformers configuration of a checkpoint. Raises CheckpointError or UnsupportedModel."""
-    from transformers import CONFIG_MAPPING, AutoConfig
-
+    """Return a configuration as transformers reads it. Raises CheckpointError or UnsupportedModel."""
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} has no config.json")
     content = read_json(folder / "config.json")
     kind = stated_type(content)
     architecture(kind)
     check_bounds(content, folder / "config.json")
+    if is_bundled(folder):
+        return PlainConfig.of(content)
+    from transformers import CONFIG_MAPPING, AutoConfig
+
     try:
         if kind == internvl.CHAT_MODEL_TYPE:
             config = internvl.chat_config(content, folder)

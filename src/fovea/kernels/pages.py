@@ -12,6 +12,8 @@ queries with levels, and multiply scores by the scales of keys, and weights by t
 
 from __future__ import annotations
 
+import math
+import mmap
 from dataclasses import dataclass
 
 import torch
@@ -95,6 +97,25 @@ KV = Tensor | QuantizedKV
 """Keys and values as kernels read them, (blocks, block_size, 2, Hkv, D), in the model's type or in 8 bits."""
 
 
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+    """Return zeros. On a CPU their memory is taken from the system when they are first written.
+
+    So a server's pools grow as they are used, and a program that asks one question takes a few MiB of them.
+    (torch.zeros writes all of its zeros at once.)
+
+    Raises MemoryError if the system grants no room of this size.
+    """
+    count = math.prod(shape)
+    if count == 0 or (device is not None and device.type != "cpu"):
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = count * dtype.itemsize
+    try:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"{size} bytes could not be allocated: {error.strerror}") from error
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+
 class KVPool:
     """The pages of one KV group.
 
@@ -122,7 +143,7 @@ class KVPool:
         self.dtype, self.format = dtype, format
         self._sides = block_size, 2, kv_heads, dim
         page = block_size * token_bytes(kv_heads, dim, dtype.itemsize, format)
-        self.pages = torch.zeros((layers, blocks, page), dtype=torch.uint8, device=device)
+        self.pages = zeros((layers, blocks, page), torch.uint8, device)
         parts = self.parts(self.pages)
         self.kv: KV = parts[0] if format is None else QuantizedKV(*parts)
 

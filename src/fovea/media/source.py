@@ -15,19 +15,21 @@ import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
-
-from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from fovea.core.errors import Forbidden
 from fovea.core.media import Payload
 from fovea.media.limits import IMAGE, SCHEMES, Kind, MediaLimits, quote
 
+if TYPE_CHECKING:  # its import takes a tenth of a second, which a command that reads files does not need
+    from pydantic import TypeAdapter
+
 PIECE = 1024 * 1024
 """Bytes of text that are decoded in one call, about a millisecond each. A multiple of 4."""
 _WHITESPACE = b" \t\r\n\f\v"
-_DECODER: TypeAdapter[bytes] = TypeAdapter(bytes, config=ConfigDict(val_json_bytes="base64"))
 _NOT_BASE64 = re.compile(rb"[^A-Za-z0-9+/=\s]")
 _PAD = ord("=")
 _STEP = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -203,6 +205,13 @@ def _decode_plain(text: memoryview, piece: int) -> bytes | None:
     return data.getvalue()
 
 
+@cache
+def _decoder() -> TypeAdapter[bytes]:
+    from pydantic import ConfigDict, TypeAdapter
+
+    return TypeAdapter(bytes, config=ConfigDict(val_json_bytes="base64"))
+
+
 def _decode_part(text: memoryview) -> bytes | None:
     """Decode a text of a multiple of 4 characters. None if it is not plain base64.
 
@@ -212,9 +221,9 @@ def _decode_part(text: memoryview) -> bytes | None:
     quoted = b"".join((b'"', text, b'"'))
     if not any(character in quoted for character in (b"-", b"_", b"\\")):
         try:
-            data: bytes = _DECODER.validate_json(quoted)
+            data: bytes = _decoder().validate_json(quoted)
             return data
-        except ValidationError:
+        except ValueError:
             pass
     return decode_exactly(text)
 

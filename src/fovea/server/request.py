@@ -15,10 +15,11 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import BaseModel
 
 from fovea.access.bucket import TokenBucket
-from fovea.api.errors import DEFECT, error_body
+from fovea.api.errors import DEFECT, error_body, error_headers
 from fovea.api.explain import explained
 from fovea.core.errors import DeadlineExceeded, EngineError, FoveaError, Unavailable
 from fovea.core.json_text import dump
+from fovea.core.progress import Loaded
 from fovea.http.bodies import Message, Receive, Scope, Send
 from fovea.http.exchange import CLIENT_GONE, Exchange
 from fovea.observe.request_spans import RequestEnd
@@ -151,9 +152,17 @@ class Request(Exchange):
         self.state.metrics.count_refusal(error.code)
         await super().refuse(error)
 
-    async def refuse_probe(self, error: FoveaError) -> None:
-        """Send an error that the metrics do not count, because a probe asks for it every second."""
-        await super().refuse(error)
+    async def refuse_probe(self, error: FoveaError, loaded: Loaded | None = None) -> None:
+        """Send an error that the metrics do not count, because a probe asks for it every second.
+
+        loaded: how far the model is; the body has it as `loading`.
+        """
+        body = self.refusal(error)
+        if loaded is not None:
+            body["loading"] = {
+                "loaded_bytes": loaded.done, "total_bytes": loaded.total, "percent": loaded.percent,
+            }  # fmt: skip
+        await self.reply_json(body, error.status, error_headers(error))
 
     def refusal(self, error: FoveaError) -> dict[str, Any]:
         """The body of an error.

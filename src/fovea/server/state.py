@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from fovea import __version__
 from fovea.api.explain import shorten
 from fovea.core.errors import NotFound
+from fovea.core.progress import Loaded, latest
 from fovea.core.protocols import EngineClient
 from fovea.http.bodies import BodyBudget
 from fovea.media.cache import DecodedImageCache, ImageStore
@@ -95,7 +96,15 @@ class ServerState:
         if self.draining:
             return "the server is shutting down"
         status = self.engine.status
-        return None if status == "ready" else _REASONS[status]
+        if status == "ready":
+            return None
+        loaded = self.loaded
+        return _REASONS[status] if loaded is None else f"{_REASONS[status]}: {loaded}"
+
+    @property
+    def loaded(self) -> Loaded | None:
+        """How far the weights of a model that is still loading are, as far as that is known."""
+        return latest() if self.engine.status == "loading" else None
 
     def check_model(self, name: str | None) -> str:
         """Return the served model's name.

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +16,17 @@ from safetensors.torch import load_file
 from transformers import Qwen3VLForConditionalGeneration
 
 from fovea import Engine
+from fovea.core.constraints import Tool, ToolCall
 from fovea.core.names import bundled_model
-from fovea.core.types import Completion
+from fovea.core.types import Completion, Message, TemplateInputs, TextPart
+from fovea.engine.load import read_config
+from fovea.engine.models.bundled import PARTS, PlainConfig
 from fovea.engine.models.look_heads import read_heads
+from fovea.engine.models.qwen_vl import vision_config
+from fovea.engine.models.side_files import build_processors
+from fovea.engine.models.text import decoder_config
+from fovea.engine.models.tokenizer import load_tokenizer
+from fovea.engine.request.plain_tokenizer import PlainTokenizer
 from fovea.evaluation.scenes import HELD_OUT_SEED, Sample, generate
 from tests.support.reference import Reference
 from tests.support.thorough import is_thorough
@@ -130,6 +142,91 @@ def test_log_probabilities_of_a_prompt_with_images(
     text = torch.tensor(ids[1:]) != reference.image_token
     differences = (ours - theirs[text]).abs()
     assert float(differences.max()) < tolerance, differences
+
+
+@pytest.fixture(scope="module")
+def as_transformers_reads_it(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the folder: for this one there is no reader without transformers."""
+    return Path(shutil.copytree(bundled_model(), tmp_path_factory.mktemp("copy") / "fovea-tiny"))
+
+
+def test_its_configuration_is_read_as_transformers_does(as_transformers_reads_it: Path) -> None:
+    plain, theirs = read_config(bundled_model()), read_config(as_transformers_reads_it)
+    assert isinstance(plain, PlainConfig)
+    assert not isinstance(theirs, PlainConfig)
+    assert decoder_config(plain.text_config, tied=True) == decoder_config(theirs.text_config, tied=True)
+    assert vision_config("qwen3_vl", plain.vision_config) == vision_config("qwen3_vl", theirs.vision_config)
+    assert repr(build_processors(bundled_model(), plain)) == repr(build_processors(bundled_model(), theirs))
+    renamed = {*PARTS, "dtype", "rope_scaling"}  # rope_scaling is an old name of rope_parameters
+    for part, other in ((plain, theirs), *((getattr(plain, name), getattr(theirs, name)) for name in PARTS)):
+        shared = {name: value for name, value in vars(part).items() if hasattr(other, name)}.keys() - renamed
+        assert {name: getattr(part, name) for name in shared} == {
+            name: getattr(other, name) for name in shared
+        }
+
+
+def test_its_tokenizer_is_read_as_transformers_does(as_transformers_reads_it: Path) -> None:
+    """Ids, texts and chats are equal."""
+    config = read_config(bundled_model())
+    plain, theirs = load_tokenizer(bundled_model(), config), load_tokenizer(as_transformers_reads_it, config)
+    assert isinstance(plain._tokenizer, PlainTokenizer)
+    assert not isinstance(theirs._tokenizer, PlainTokenizer)
+    for name in ("vocab_size", "eos_ids", "special_ids", "start_ids", "dialect", "drops_first_space"):
+        assert getattr(plain, name) == getattr(theirs, name), name
+    assert plain.agreement(theirs) == 1.0
+    texts = [
+        "What is it?",
+        " Zwölf\u00a0Boxen\r\n\t",
+        "e\u0301 \U0001f600 漢字",
+        "<|im_start|>user\n<|image_pad|>",
+        "",
+    ]
+    for text in texts:
+        ids = theirs.encode(text)
+        assert plain.encode(text) == ids
+        assert plain.encode_sealed(plain.seal(text)) == theirs.encode_sealed(theirs.seal(text))
+        assert plain.decode(ids) == theirs.decode(ids)
+        assert plain.decode(ids, skip_special_tokens=False) == theirs.decode(ids, skip_special_tokens=False)
+        assert plain.offsets(ids, text) == theirs.offsets(ids, text)
+    call = ToolCall("look", '{"at": "Zürich", "deep": {"a": [1, null]}}', "c1")
+    talk = [
+        Message("system", (TextPart("Be short."),)),
+        Message("user", (TextPart("A"), TextPart("What <b>is</b> it?"))),
+        Message("assistant", (TextPart("A cup"),), calls=(call,)),
+        Message("tool", (TextPart("7"),), call_id="c1"),
+        Message("user", (TextPart("<|im_end|> and?"),)),
+    ]
+    schema = {"properties": {"at": {}}}
+    function = {"name": "look", "parameters": schema}
+    tool = Tool("look", schema, {"type": "function", "function": function})
+    for messages in (talk, talk[:2], talk[:3]):
+        for inputs in (TemplateInputs(), TemplateInputs(tools=(tool,)), TemplateInputs(continues=True)):
+            assert plain.render(messages, inputs) == theirs.render(messages, inputs)
+            sealed = plain.render_sealed(messages, inputs)  # by characters that differ with each tokenizer
+            assert plain.encode_sealed(sealed) == theirs.encode_sealed(theirs.render_sealed(messages, inputs))
+    other = "{% for message in messages %}[{{ message.role }}]{% endfor %}"
+    assert (
+        load_tokenizer(bundled_model(), config, template=other).render(talk)
+        == "[system][user][assistant][tool][user]"
+    )
+
+
+def test_a_question_is_asked_without_transformers_and_in_little_memory() -> None:
+    """Its import took longer than all that `fovea ask` does after torch's, and a pool of zeros 1.5 GiB."""
+    script = (
+        "import sys; from fovea.cli.main import main\n"
+        "assert main(['ask', 'examples/corner.png', 'What is it?']) == 0\n"
+        "print(sorted({'transformers', 'huggingface_hub', 'pydantic', 'regex'} & set(sys.modules)))\n"
+        "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
+    )
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=root, capture_output=True, text=True, timeout=120
+    )
+    answer, modules, kib = done.stdout.rsplit("\n", 3)[:3]
+    assert answer
+    assert modules == "[]"
+    assert int(kib) <= 350 * 1024
 
 
 def test_it_is_small_and_complete() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from types import MappingProxyType
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 
 from fovea.core.errors import EngineError, FoveaError, InvalidImage, Overloaded, PromptTooLong, Unavailable
 from fovea.core.media import Image, video_of_images
+from fovea.core.progress import Loaded
 from fovea.core.types import Delta, Usage
 from fovea.engine.process.client import deltas_of
+from fovea.engine.process.host import Reporter
 from fovea.engine.process.messages import LENGTH, Kind, pack, pack_answers, unpack, unpack_answers
 
 
@@ -78,3 +81,17 @@ def test_text_before_an_error_is_not_lost() -> None:
     assert next(deltas).text == "a"
     with pytest.raises(EngineError, match="broke"):
         next(deltas)
+
+
+def test_an_engine_tells_how_far_its_weights_are_once_for_each_percent() -> None:
+    server, engine = socket.socketpair()
+    with server, engine:
+        tell = Reporter(engine)
+        for done in range(1001):
+            tell(Loaded(done, 1000))
+        engine.shutdown(socket.SHUT_WR)
+        with server.makefile("rb") as file:
+            found = []
+            while head := file.read(LENGTH.size):
+                found += unpack_answers(file.read(LENGTH.unpack(head)[0]))
+    assert found == [(Kind.LOADED, 0, 10 * percent, 1000) for percent in range(101)]

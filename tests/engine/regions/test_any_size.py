@@ -18,6 +18,7 @@ from fovea.engine.models.qwen_vl import QwenVL
 from fovea.engine.regions.any_size import AnySizeRegionEncoder
 from fovea.engine.request.prompt_plan import PlannedImage, process
 from fovea.engine.vision.any_size import Block
+from fovea.engine.vision.built.engines import EncoderEngines, largest_difference
 from fovea.engine.vision.encoding import VisualFeatures, run_to_end
 from fovea.engine.vision.glm4v import Glm4vTower
 from fovea.engine.vision.processor.base import ProcessedImage
@@ -134,6 +135,32 @@ def test_regions_have_several_levels_here(machine: Engine) -> None:
     assert any(view.native for view in regions)
     _, lower = realize(machine, reduced_prompt("read the small text", PAGE, keep=LOWER))
     assert any(not view.native for view in lower.allocation.layout.views[1:])
+
+
+def test_regions_use_the_built_encoders_of_their_shapes(
+    machine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a region is in its image is no part of an encoder that was built ahead of time."""
+    planned, realization = realize(machine, QUESTION)
+    image, encoder = pixels(machine, planned), region_encoder(machine)
+    regions = equal_regions(realization)
+    views = [(region, (region.rows, region.columns)) for region in regions]
+    plain = encode(machine, image, views)
+    built = machine.runner.model.static_encoder()
+    if built is None:
+        assert encoder._built is None, "only Qwen's towers can be built"
+        return
+    shapes = {shape for _, shape in views}
+    shapes.remove(first := views[0][1])
+    grids = [(1, rows * built.tower.merge, columns * built.tower.merge) for rows, columns in shapes]
+    engines = EncoderEngines({grid: built.segments(grid, 1) for grid in grids})
+    monkeypatch.setattr(encoder, "_engines", engines)
+    for one, other in zip(encode(machine, image, views), plain, strict=True):
+        for found, expected in zip(one.tensors, other.tensors, strict=True):
+            assert largest_difference(found, expected) < 1e-4
+    without = sum(shape == first for _, shape in views)
+    assert (engines.hits, engines.misses) == (len(views) - without, without)
+    assert min(engines.hits, engines.misses) > 0
 
 
 @pytest.mark.parametrize("keep", [LOWER, 0.5])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fovea.engine.layers.config import DecoderConfig
 from fovea.kernels.attention import AttentionPlan
-from fovea.kernels.pages import KV, KVFormat, KVPool
+from fovea.kernels.pages import KV, KVFormat, KVPool, zeros
 from fovea.kernels.states import StatePlan
 
 States = tuple[Tensor, ...]
@@ -113,10 +113,7 @@ class DecoderMemory:
             for group, count in zip(config.kv_groups, blocks, strict=True)
         )
         states = tuple(
-            tuple(
-                torch.zeros((slots, *shape), dtype=torch.float32 if exact else dtype, device=device)
-                for shape, exact in layer
-            )
+            tuple(zeros((slots, *shape), torch.float32 if exact else dtype, device) for shape, exact in layer)
             for layer in config.state_shapes()
         )
         return cls(kv, states, config.places)

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from fovea.engine.models.base import VisionLanguageModel
-from fovea.engine.vision.built.engines import run_segments
 from fovea.engine.vision.encoding import Slices, VisualFeatures, VisualShape
 from fovea.engine.vision.processor.base import ProcessedImage, VisualPlan
 from fovea.engine.vision.qwen import QwenVisionConfig, QwenVisionTower, StaticQwen
@@ -31,10 +30,11 @@ class QwenVL(VisionLanguageModel):
     def encode_slices(self, image: ProcessedImage) -> Slices[VisualFeatures]:
         patches, grid = self.array_tensor(image), image.plan.grid
         segments = self.engines.find(grid)
-        if segments is None:
-            slices = self.vision.slices(patches, grid)
-        else:
-            slices = run_segments(segments, self.vision.patch_embed.proj.repeat_frame(patches))
+        slices = (
+            self.vision.slices(patches, grid)
+            if segments is None
+            else StaticQwen(self.vision).run(segments, patches, grid)
+        )
         embeds, deepstack = yield from slices
         if image.plan.kept_cells is not None:
             index = to_device(torch.tensor(image.plan.kept_cells), embeds.device)

@@ -11,7 +11,9 @@ from typing import Any
 from fovea.core.errors import CheckpointError
 from fovea.dialects.dialect import Dialect, detect
 from fovea.engine.files import BOUNDS, read_json, read_text
+from fovea.engine.models.bundled import is_bundled
 from fovea.engine.models.text import text_config
+from fovea.engine.request.plain_tokenizer import PlainTokenizer
 from fovea.engine.request.tokenizer import MARKER_FIELDS, ChatTokenizer
 from fovea.engine.vision.processor.internvl import MARKER
 
@@ -49,15 +51,11 @@ def load_tokenizer(
 
     Raises CheckpointError if there is no usable tokenizer.
     """
-    from transformers import AutoTokenizer
-
     if not any((folder / name).is_file() for name in VOCABULARIES):
         # For such a folder, transformers returns an empty tokenizer, which causes wrong answers but no error.
         raise CheckpointError(f"{folder} has no usable tokenizer: none of {', '.join(VOCABULARIES)} is there")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            str(folder), trust_remote_code=False, local_files_only=True, **_fixes(config)
-        )
+        tokenizer = PlainTokenizer(folder) if is_bundled(folder) else _of_transformers(folder, config)
         chat_template = template or _own_template(folder, tokenizer) or _template_file(folder)
     except CheckpointError:
         raise
@@ -71,6 +69,14 @@ def load_tokenizer(
     )
 
 
+def _of_transformers(folder: Path, config: Any) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(
+        str(folder), trust_remote_code=False, local_files_only=True, **_fixes(config)
+    )
+
+
 def make_tokenizer(
     tokenizer: Any,
     config: Any,
@@ -81,7 +87,7 @@ def make_tokenizer(
 ) -> ChatTokenizer:
     """Return a tokenizer with its chat template, which some families need to be changed.
 
-    tokenizer: a transformers tokenizer.
+    tokenizer: a transformers tokenizer, or that of the bundled model.
     config, dialect: see `load_tokenizer`.
     chat_template: Jinja source; None: there is none.
     eos_ids: ids that end an answer.
@@ -120,6 +126,8 @@ def _decodes_by_backend(tokenizer: Any) -> bool:
 
     The wrapper takes many times as long as the library, for every token of an answer.
     """
+    if isinstance(tokenizer, PlainTokenizer):
+        return True
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
     kind, own = type(tokenizer), PreTrainedTokenizerFast

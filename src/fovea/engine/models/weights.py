@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fovea.core.errors import CheckpointError
+from fovea.core.progress import report
 from fovea.engine.layers.linear import Embedding, Linear, PatchLinear
 from fovea.engine.models.base import VisionLanguageModel
 from fovea.engine.models.stored import StoredWeights
@@ -36,7 +37,7 @@ def load_weights(
     fused: Mapping[str, FusedTensor] = NOTHING_FUSED,
     cuts: Mapping[str, Cut] = NOTHING_CUT,
 ) -> int:
-    """Fill every target from the stored tensors, and return the number of bytes read.
+    """Fill every target from the stored tensors, and return the number of bytes read. Reports its progress.
 
     All headers are read first, so that a checkpoint that does not fit is refused before its weights are read.
 
@@ -59,17 +60,19 @@ def load_weights(
             {piece.target for fill in assignment.fills if fill.entry.coded for piece in _whole(fill)}
         )
     missing = Counter(piece.target for fill in assignment.fills for piece in fill.pieces)
-    total = 0
+    total, read, whole = 0, 0, sum(fill.entry.stop - fill.entry.start for fill in assignment.fills)
+    report(0, whole)
     try:
         for fill in assignment.fills:
-            size = fill.entry.stop - fill.entry.start
+            size = length = fill.entry.stop - fill.entry.start
             if packer is None or not _hand_over(stored, fill, packer, cuts):
                 # The views end with the call: a target that is filled must be free to give its memory back.
                 if any(piece.target in cuts for piece in fill.pieces):
                     size = _fill_parts(storage, fill, stored, cuts)
                 else:
                     _fill([piece.of(storage[piece.target]) for piece in fill.pieces], fill, stored)
-            total += size
+            total, read = total + size, read + length
+            report(read, whole)
             for piece in fill.pieces:
                 missing[piece.target] -= 1
                 if not missing[piece.target]:

@@ -19,6 +19,7 @@ from typing import Any
 
 from fovea.core.errors import EngineError, FoveaError, Unavailable
 from fovea.core.media import Abandoned, Rgb
+from fovea.core.progress import report
 from fovea.core.protocols import CacheStage, EngineStatus
 from fovea.core.types import Delta, GenerationRequest, ModelInfo, Prompt, Rendered
 from fovea.engine.process.host import Place, Start
@@ -218,7 +219,8 @@ class RemoteEngine:
         return number
 
     def _wait_until_ready(self) -> tuple[ModelInfo, int]:
-        entries = self._receive()
+        while (entries := self._receive()) is not None and entries[0][0] is Kind.LOADED:
+            report(*entries[0][2:])
         if entries is None:
             raise EngineError(f"the engine's process ended while it loaded: {self._reason()}")
         kind, _, *values = entries[0]

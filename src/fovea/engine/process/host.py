@@ -28,9 +28,11 @@ from typing import Any, NamedTuple
 
 import uvloop
 
+from fovea.core import progress
 from fovea.core.errors import EngineError, FoveaError
 from fovea.core.hardware import share_machine
 from fovea.core.media import Abandoned, Rgb
+from fovea.core.progress import Loaded
 from fovea.core.types import Delta, GenerationRequest
 from fovea.engine.process.messages import LENGTH, Entry, Kind, pack_answers, unpack
 from fovea.engine.process.road import Road
@@ -306,6 +308,18 @@ class Watch:
         os._exit(1)
 
 
+class Reporter:
+    """Tells the server how far the weights are, each whole percent once."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._percent = connection, -1
+
+    def __call__(self, loaded: Loaded) -> None:
+        if loaded.percent != self._percent:
+            self._percent = loaded.percent
+            self._connection.sendall(pack_answers([(Kind.LOADED, 0, *loaded)]))
+
+
 def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -321,7 +335,8 @@ def main() -> None:
     try:
         if start.place.pool is not None:
             share_weights(start.place.pool)
-        engine = start.source.load()
+        with progress.watch(Reporter(connection)):
+            engine = start.source.load()
     except Exception as error:  # noqa: BLE001 - the server reports it
         connection.sendall(pack_answers([(Kind.ERROR, 0, public(error))]))
         return

@@ -28,7 +28,7 @@ Entry = tuple[Any, ...]
 
 
 class Kind(IntEnum):
-    """Kinds of entries. From the server: STREAM to FAILED; from the engine: READY to STATE."""
+    """Kinds of entries. From the server: STREAM to FAILED; from the engine: READY to LOADED."""
 
     STREAM = 0  # request
     CANCEL = 1
@@ -47,6 +47,7 @@ class Kind(IntEnum):
     MORE = 17  # whether the frames are not wanted any more
     FORGET = 18  # the number is that of a source
     STATE = 19  # status, figures
+    LOADED = 20  # bytes of weights: loaded, and in all
 
 
 class Lent:

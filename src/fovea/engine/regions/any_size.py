@@ -30,10 +30,13 @@ from fovea.engine.reduce.methods import cells as grid_cells
 from fovea.engine.reduce.methods import choose_by_bands, dpp_kernel
 from fovea.engine.regions.relevance_model import RelevanceModel
 from fovea.engine.vision.any_size import AnySizeTower
+from fovea.engine.vision.built.engines import EncoderEngines
+from fovea.engine.vision.built.manifest import Grid
 from fovea.engine.vision.encoding import Slices, UpcomingImages, VisualFeatures, cuts, slice_rows
 from fovea.engine.vision.processor.base import AnySizeProcessor, ProcessedImage, Reduction
 from fovea.engine.vision.processor.pixels import resize
 from fovea.engine.vision.processor.regions import read_survey
+from fovea.engine.vision.qwen import StaticQwen
 from fovea.engine.visual_budget.methods import METHODS
 from fovea.relevance.pipeline import Realization, Survey
 from fovea.relevance.policy import Allocation, Cells, attend, is_one_region, look_shape
@@ -67,12 +70,17 @@ class AnySizeRegionEncoder:
         regions: RegionCache[VisualFeatures],
         token_bytes: int,
         whole: Callable[[ProcessedImage], Slices[VisualFeatures]],
+        built: StaticQwen | None,
+        engines: EncoderEngines,
     ) -> None:
         """tensor: turns an array into a tensor of the tower's type and device.
 
         token_bytes: bytes of the encoder's output per visual token.
         whole: encodes an image with all of its tokens.
+        built, engines: the tower as it is built ahead of time, and the grids for which it was; None: it
+            cannot be built.
         """
+        self._built, self._engines = built, engines
         self._tower = tower
         self._factor = processor.factor
         self._cutter = Cutter(processor, crop_invariant=tower.crop_invariant)
@@ -155,14 +163,12 @@ class AnySizeRegionEncoder:
 
     def _encode_batch(self, pieces: Sequence[Piece], shape: Shape) -> Slices[dict[str, VisualFeatures]]:
         """Encode pieces of one shape in one pass of the tower, and store them in the region cache."""
-        merge = self._tower.merge
-        patches = np.concatenate([self._cutter.patches(piece) for piece in pieces])
-        corners = self._tower.corners
-        at = np.concatenate([patch_fractions(one.view, one.grid, merge, corners=corners) for one in pieces])
-        size = len(pieces), shape[0] * merge, shape[1] * merge
+        merge, corners = self._tower.merge, self._tower.corners
+        patches = [self._cutter.patches(piece) for piece in pieces]
+        at = [patch_fractions(one.view, one.grid, merge, corners=corners) for one in pieces]
         names = [(piece.name, piece.relevance) for piece in pieces]
         del pieces  # so that the pixels of other images can be freed during this pass
-        embeds, deepstack = yield from self._tower.slices(self._tensor(patches), size, at)
+        embeds, deepstack = yield from self._run(patches, (1, shape[0] * merge, shape[1] * merge), at)
         levels = [torch.split(level, shape[0] * shape[1]) for level in (embeds, *deepstack)]
         features = {}
         for (name, relevance), *parts in zip(names, *levels, strict=True):
@@ -170,6 +176,21 @@ class AnySizeRegionEncoder:
             self.regions.put(name, output, output.nbytes, relevance)
             features[name] = output
         return features
+
+    def _run(
+        self, patches: list[NDArray[Any]], grid: Grid, at: list[NDArray[np.float32]]
+    ) -> Slices[tuple[Tensor, list[Tensor]]]:
+        """Encode views of one grid: one after another if it was built ahead of time, else all at once."""
+        segments = self._engines.find(grid, len(patches))
+        if segments is None or self._built is None:
+            tensor, size = self._tensor(np.concatenate(patches)), (len(patches), *grid[1:])
+            return (yield from self._tower.slices(tensor, size, np.concatenate(at)))
+        outputs = []
+        for part, places in zip(patches, at, strict=True):
+            embeds, deepstack = yield from self._built.run(segments, self._tensor(part), grid, places)
+            outputs.append((embeds, *deepstack))
+        embeds, *levels = map(torch.cat, zip(*outputs, strict=True))
+        return embeds, levels
 
     def _patches(self, shape: Shape) -> int:
         return shape[0] * shape[1] * self._tower.merge**2

@@ -77,6 +77,8 @@ class VisualEncoder:
                 self.regions,
                 model.visual_token_bytes,
                 self._encode_whole,
+                model.static_encoder(),
+                model.engines,
             )
         return None if tiler is None else TileRegionEncoder(tiler, self.relevance)
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from typing import Any
-
-from pydantic import TypeAdapter, ValidationError
+from typing import TYPE_CHECKING, Any
 
 from fovea.core.errors import InvalidRequest
 from fovea.core.media import Image
 from fovea.engine.request.prompt_plan import PlannedImage
 from fovea.engine.vision.processor.base import VisualPlan
 from fovea.engine.visual_budget.methods import METHODS
+
+if TYPE_CHECKING:  # imported where it is used: only engines with peers need it
+    from pydantic import TypeAdapter
 
 MOST_ENLARGED = 16
 """Most times that a plan may enlarge the area of a picture."""
@@ -29,6 +30,8 @@ MOST_SIZES = 64
 
 @cache
 def _adapter() -> TypeAdapter[VisualPlan]:
+    from pydantic import TypeAdapter
+
     return TypeAdapter(VisualPlan)
 
 
@@ -44,6 +47,8 @@ def read_plan(fields: Mapping[str, Any], image: Image, salt: str) -> PlannedImag
     Raises InvalidRequest if it is no plan, or one for another image or another salt, or if its pixels would
     take much more memory than those of the image.
     """
+    from pydantic import ValidationError
+
     try:
         plan = _adapter().validate_python(fields)
     except ValidationError as error:

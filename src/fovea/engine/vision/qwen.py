@@ -14,7 +14,7 @@ built.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -34,6 +34,7 @@ from fovea.engine.vision.any_size import (
     tap_block,
     tap_tensors,
 )
+from fovea.engine.vision.built.formats import RunSegment
 from fovea.engine.vision.built.manifest import Grid
 from fovea.engine.vision.calls import ProjectorLayer, apply_by_rows, run_blocks
 from fovea.engine.vision.encoding import Slices, VisualShape, run_to_end
@@ -108,10 +109,7 @@ class QwenVisionTower(nn.Module):
     ) -> Slices[tuple[Tensor, list[Tensor]]]:
         """Encode patches, see `AnySizeTower.slices`."""
         geometry = self._geometry(grid)
-        if at is not None and self.pos_embed is not None:
-            taps, weights = tap_tensors(self._table.taps_at(at), self.patch_weight.device)
-            geometry = replace(geometry, taps=taps, tap_weights=weights)
-        x = yield from self._embed(patches, geometry)
+        x = yield from self.embed(patches, grid, at)
         features, unit, first = [], self.config.merge**2, 0
         for merger, tap in zip(self.deepstack_merger_list, self.config.deepstack, strict=True):
             x = yield from self._run(x, geometry, first, tap + 1)
@@ -120,6 +118,16 @@ class QwenVisionTower(nn.Module):
         x = yield from self._run(x, geometry, first, self.config.depth)
         merged = yield from apply_by_rows(ProjectorLayer(self.merger), x, unit=unit)
         return merged if geometry.back is None else merged[geometry.back], features
+
+    def embed(
+        self, patches: Tensor, grid: tuple[int, int, int], at: NDArray[np.float32] | None = None
+    ) -> Slices[Tensor]:
+        """Return the rows (patches, hidden) that the first block gets. at: see `AnySizeTower.slices`."""
+        geometry = self._geometry(grid)
+        if at is not None and self.pos_embed is not None:
+            taps, weights = tap_tensors(self._table.taps_at(at), self.patch_weight.device)
+            geometry = replace(geometry, taps=taps, tap_weights=weights)
+        return self._embed(patches, geometry)
 
     def tap(self, patches: Tensor, grid: tuple[int, int, int]) -> TappedAttention:
         """Attention inputs of the last block without windows, see `AnySizeTower.tap`."""
@@ -316,18 +324,15 @@ class _PatchEmbed(nn.Module):
 class QwenSegment(nn.Module):
     """Blocks [first, last) of a tower as one function without slices.
 
-    The first segment takes patches (T, values), the others rows (T, hidden). The last segment returns visual
-    tokens (T / merge^2, out_hidden), the others rows (T, hidden). After them come the DeepStack features of
-    these blocks.
+    It takes rows (T, hidden), the first segment those of `QwenVisionTower.embed`. The last segment returns
+    visual tokens (T / merge^2, out_hidden), the others rows (T, hidden). After them come the DeepStack
+    features of these blocks.
     """
 
     def __init__(self, tower: QwenVisionTower, geometry: Geometry, first: int, last: int) -> None:
         super().__init__()
         config = tower.config
-        starts, ends = first == 0, last == config.depth
-        self.merge = config.merge
-        self.patch_embed = tower.patch_embed if starts else None
-        self.pos_embed = tower.pos_embed if starts else None
+        ends = last == config.depth
         self.blocks = nn.ModuleList(tower.blocks[first:last])
         self.merger = tower.merger if ends else None
         self.mergers = nn.ModuleDict(
@@ -340,24 +345,17 @@ class QwenSegment(nn.Module):
         self.runs = [geometry.runs(config, index) for index in range(first, last)]
         self.cos: Tensor
         self.sin: Tensor
-        self.order: Tensor | None
         self.back: Tensor | None
-        self.taps: Tensor | None
-        self.tap_weights: Tensor | None
         self.register_buffer("cos", geometry.cos)
         self.register_buffer("sin", geometry.sin)
-        self.register_buffer("order", geometry.order if starts else None)
         self.register_buffer("back", geometry.back if ends else None)
-        self.register_buffer("taps", geometry.taps if starts else None)
-        self.register_buffer("tap_weights", geometry.tap_weights if starts else None)
 
     @property
     def shape(self) -> tuple[object, ...]:
         """Description of the code, equal for segments of one grid that differ only in their weights."""
-        return self.patch_embed is None, self.merger is None, tuple(self.runs), tuple(self.mergers)
+        return self.merger is None, tuple(self.runs), tuple(self.mergers)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        x = self._embed(x)
         features = []
         for index, block in enumerate(cast("Iterable[Block]", self.blocks)):
             qkv = block.before(x, self.cos, self.sin)
@@ -369,16 +367,6 @@ class QwenSegment(nn.Module):
         if self.back is not None:
             x = x[self.back]
         return x, *features
-
-    def _embed(self, x: Tensor) -> Tensor:
-        if self.patch_embed is None:
-            return x
-        if self.order is not None:
-            x = x.view(-1, self.merge**2, x.shape[1])[self.order].flatten(0, 1)
-        x = self.patch_embed(x)
-        if self.pos_embed is not None and self.taps is not None and self.tap_weights is not None:
-            x = x + (self.pos_embed(self.taps) * self.tap_weights).sum(1).to(x.dtype)
-        return x
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,6 +387,29 @@ class StaticQwen:
     def input_shape(self, grid: Grid) -> tuple[int, int]:
         """Shape of the tower's input for a grid: (patches, values per patch)."""
         return grid[0] * grid[1] * grid[2], self.tower.patch_embed.proj.in_features
+
+    def run(
+        self,
+        segments: Sequence[RunSegment],
+        patches: Tensor,
+        grid: Grid,
+        at: NDArray[np.float32] | None = None,
+    ) -> Slices[tuple[Tensor, list[Tensor]]]:
+        """Encode patches by the built segments of their grid. The result is that of `slices`.
+
+        Where the patches are in their image is no part of the segments, so a region of an image and a whole
+        image share those of one grid.
+
+        at: see `AnySizeTower.slices`.
+        """
+        x = yield from self.tower.embed(patches, grid, at)
+        features = []
+        dtype = x.dtype
+        for segment in segments:
+            x, *tapped = segment(x)
+            features += tapped
+            yield None
+        return x.to(dtype), [feature.to(dtype) for feature in features]
 
     def slices(self, patches: Tensor, grid: Grid) -> Slices[tuple[Tensor, list[Tensor]]]:
         """Run the eager tower. The result is the visual tokens, and one such tensor per DeepStack block."""

@@ -99,12 +99,13 @@ async def health(request: Request) -> dict[str, str] | None:
 async def ready(request: Request) -> dict[str, str] | None:
     """Tell whether requests are served now: status 200, or 503 with the reason.
 
-    SageMaker asks /ping, and sends requests as soon as the status is 200.
+    SageMaker asks /ping, and sends requests as soon as the status is 200. While the model loads, `loading`
+    has the loaded bytes of its weights, those of all, and the percentage.
     """
     state = request.state
     reason = state.unavailable()
     if reason is not None:
-        await request.refuse_probe(Unavailable(reason))
+        await request.refuse_probe(Unavailable(reason), state.loaded)
         return None
     return {"status": "ready", "model": state.engine.info.name}
 

@@ -85,8 +85,8 @@ def _without(values: dict[str, Any], *names: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda v: v | {"version": 2}, "not of version 1"),
-        (lambda v: [v], "not of version 1"),
+        (lambda v: v | {"version": 1}, "not of version 2"),
+        (lambda v: [v], "not of version 2"),
         (lambda v: _without(v, "site"), "damaged: KeyError"),
         (lambda v: v | {"site": _without(v["site"], "dtype")}, "damaged: TypeError"),
         (lambda v: v | {"format": "exe"}, "format 'exe'"),

@@ -34,7 +34,7 @@ from fovea.engine.vision.built.manifest import (
     UnusableEngine,
     checksum,
 )
-from fovea.engine.vision.encoding import Slices, run_to_end
+from fovea.engine.vision.encoding import run_to_end
 
 if TYPE_CHECKING:
     from fovea.engine.vision.qwen import StaticQwen
@@ -47,8 +47,8 @@ CutTower = Callable[[Grid, int], Sequence[nn.Module]]
 class EncoderEngines:
     """The built encoders of a model by grid.
 
-    hits: images that a built encoder encoded.
-    misses: images without a built encoder for their grid; counted only if there are encoders for other grids.
+    hits: images and regions that a built encoder encoded.
+    misses: those without a built encoder for their grid; counted only if there are encoders for other grids.
     digest: identifies the loaded encoders, as `Manifest.digest`; "" if there are none.
     """
 
@@ -60,24 +60,14 @@ class EncoderEngines:
     def __len__(self) -> int:
         return len(self._grids)
 
-    def find(self, grid: Grid) -> Sequence[RunSegment] | None:
-        """Return the segments of the encoder for a grid, or None, and count a hit or a miss."""
+    def find(self, grid: Grid, count: int = 1) -> Sequence[RunSegment] | None:
+        """Return the segments of the encoder for a grid, or None, and count as many hits or misses."""
         segments = self._grids.get(grid)
         if segments is not None:
-            self.hits += 1
+            self.hits += count
         elif self._grids:
-            self.misses += 1
+            self.misses += count
         return segments
-
-
-def run_segments(segments: Sequence[RunSegment], patches: Tensor) -> Slices[tuple[Tensor, list[Tensor]]]:
-    """Run a built encoder, one segment per slice. The result is that of the tower's own `slices`."""
-    x, features = patches, []
-    for segment in segments:
-        x, *tapped = segment(x)
-        features += tapped
-        yield None
-    return x.to(patches.dtype), [feature.to(patches.dtype) for feature in features]
 
 
 def open_engines(folder: Path, manifest: Manifest, here: Site, cut: CutTower) -> EncoderEngines:
@@ -187,7 +177,7 @@ class Builder:
         generator = torch.Generator().manual_seed(0)
         pixels = torch.randn(self.encoder.input_shape(grid), generator=generator)
         patches = pixels.to(self.device, precision)
-        x, names = patches, []
+        x, names = self._rows(patches, grid), []
         runs: list[RunSegment] = []
         names_by_shape: dict[tuple[object, ...], str] = {}
         for number, segment in enumerate(self.encoder.segments(grid, self.blocks)):
@@ -221,8 +211,12 @@ class Builder:
         return name
 
     @torch.no_grad()
+    def _rows(self, patches: Tensor, grid: Grid) -> Tensor:
+        return run_to_end(self.encoder.tower.embed(patches, grid))
+
+    @torch.no_grad()
     def _difference(self, runs: Sequence[RunSegment], patches: Tensor, grid: Grid) -> float:
-        tokens, features = run_to_end(run_segments(runs, patches))
+        tokens, features = run_to_end(self.encoder.run(runs, patches, grid))
         eager_tokens, eager_features = run_to_end(self.encoder.slices(patches, grid))
         pairs = zip((tokens, *features), (eager_tokens, *eager_features), strict=True)
         worst = max(largest_difference(actual, expected) for actual, expected in pairs)

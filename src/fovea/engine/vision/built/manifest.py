@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from fovea.core.private_files import exposure, open_private, read_private
 
-VERSION = 1
+VERSION = 2
 NAME = "manifest.json"
 FILE_MODE, FOLDER_MODE = 0o644, 0o755
 """Modes of what a build writes, whatever the umask: files that others could change would not be used."""
