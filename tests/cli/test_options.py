@@ -336,7 +336,7 @@ def test_a_command_imports_no_other_command() -> None:
         "print(sorted(name for name in sys.modules if name.startswith('fovea.cli.')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    names = ("caches", "common", "main", "options", "text")
+    names = ("caches", "common", "loading", "main", "options", "text")
     loaded = str([f"fovea.cli.{name}" for name in names])
     assert (done.stdout.strip(), done.stderr) == (loaded, "")
 
