@@ -82,9 +82,9 @@ def test_all_errors_of_a_server_at_once(
         "FOVEA_DTYPE: dtype is 'int3'; accepted: auto, ",
         "--max-running: max_running is 0; accepted: 1 to 4096",
         f"127.0.0.1:{port} cannot be listened on: ",
-        f"keys file: {keys}:4: key 'alice': hash is not sha256: and 64 hex digits",
-        f"keys file: {keys}:9: key 'bob': unknown field 'requests_per_minut'; did you mean",
-        f"keys file: {keys}:8: key 'bob': roles is ['apy']; accepted: ",
+        f"keys file {keys}:4: key 'alice': hash is not sha256: and 64 hex digits",
+        f"keys file {keys}:9: key 'bob': unknown field 'requests_per_minut'; did you mean",
+        f"keys file {keys}:8: key 'bob': roles is ['apy']; accepted: ",
         f"{key} is not the key of the certificate {cert}",
         f"{str(none)!r} is neither a folder, ",
     )

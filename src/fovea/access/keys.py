@@ -130,7 +130,7 @@ def read_key_file(path: Path, limits: type[L]) -> KeyFile[L]:
         text = data.decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"keys file {path}: {error}", param="keys_file") from error
-    with errors_in("keys file"), TomlFile({}, path, text).errors():
+    with TomlFile({}, path, text, "keys file").errors():
         return parse_key_file(text, limits)
 
 

@@ -35,19 +35,19 @@ MOST_NAMES = 40
 class TomlFile(dict[str, Any]):
     """The content of a TOML file, which knows in which lines its keys are.
 
-    path: the file.
+    path: the file. text: its content. noun: what it is, for messages.
     """
 
-    def __init__(self, values: Mapping[str, Any], path: Path, text: str) -> None:
+    def __init__(self, values: Mapping[str, Any], path: Path, text: str, noun: str = "") -> None:
         super().__init__(values)
-        self.path, self._text = path, text
+        self._text, self._name = text, f"{noun} {path}".strip()
 
     def place(self, *at: str | int) -> str:
         """Return "FILE:LINE" of a key or table, or of the nearest one around it; "FILE": no line is known."""
         lines = toml_lines(self._text)
         while at and at not in lines:
             at = at[:-1]
-        return f"{self.path}:{lines[at]}" if at else str(self.path)
+        return f"{self._name}:{lines[at]}" if at else self._name
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -80,7 +80,7 @@ def read_toml(
     """
     text = _read_text(path, noun, param, largest)
     values = parse_toml(text, f"{noun} {path}".strip(), param=param, parse_float=parse_float)
-    return TomlFile(values, path, text)
+    return TomlFile(values, path, text, noun)
 
 
 def read_json(path: Path, noun: str = "", *, param: str | None = None) -> dict[str, Any]:
