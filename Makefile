@@ -14,6 +14,9 @@
 # make wheel  wheels with compiled kernels for Linux and macOS, into dist/; tries the one of this machine (15 minutes)
 # make sdist  the source distribution, into dist/
 # make sbom   a bill of materials (CycloneDX) of what an installation for serving holds, into dist/ (3 minutes the first time)
+# make site   the documentation as a site with search and versions, into out/site/public; a broken link fails (a minute
+#             the first time). `make test-site` looks at it in Chromium, `make site-publish` pushes it to the branch gh-pages
+# make notebooks  run the notebooks in examples/notebooks and write their outputs into them (a minute)
 # make release-check  the version agrees everywhere; TAG=v1.2.3 also checks the tag and the changelog's date
 # make test-otel  traces received by MLflow's server (900 MB the first time)
 # make real   tests with two pretrained decoders, SmolLM2 135M and Gemma 3 270M (15 minutes of
@@ -48,7 +51,7 @@ OUT ?= out
 FUZZ_SECONDS ?= 600
 CHAOS_MINUTES ?= 20
 
-.PHONY: help demo servers test test-fresh test-all test-clients test-cluster test-routers test-portable test-arm check format serve bench bench-gateway bench-relevance bench-speculation bench-transfer bench-roles bench-fleet attack soak chaos fuzz gpu gpu-rehearsal real wheel sdist sbom release-check test-otel clean
+.PHONY: help demo servers test test-fresh test-all test-clients test-cluster test-routers test-portable test-arm check format serve bench bench-gateway bench-relevance bench-speculation bench-transfer bench-roles bench-fleet attack soak chaos fuzz gpu gpu-rehearsal real wheel sdist sbom release-check site test-site site-publish notebooks test-otel clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -223,6 +226,24 @@ sbom: $(SERVING)/.installed $(SBOM_TOOLS)/.installed
 
 release-check:
 	$(PYTHON) -m tools.release.check $(if $(TAG),--tag $(TAG))
+
+SITE := $(OUT)/site-tools
+$(SITE)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/python -m pip --disable-pip-version-check install --quiet --no-compile --constraint constraints.txt zensical
+	@touch $@
+
+site: $(SITE)/.installed
+	$(SITE)/bin/python -m tools.site
+
+test-site: site $(VENV)/.installed-dev
+	FOVEA_TEST_SITE=$(abspath $(OUT))/site/public $(BIN)/python -m pytest -q tests/page/test_site.py -n 0
+
+site-publish: $(SITE)/.installed
+	$(SITE)/bin/python -m tools.site --publish
+
+notebooks: $(VENV)/.installed
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m tools.notebooks
 
 OTEL := $(OUT)/mlflow
 $(OTEL)/.installed:

@@ -11,12 +11,14 @@ import pytest
 from fovea.core.settings import settings_of
 from fovea.deploy.front import EXACT, PREFIXES
 from fovea.deploy.machine import SERVICES
+from fovea.deploy.monitoring.objectives import Targets
 from fovea.deploy.read import SECTIONS
 from fovea.deploy.spec import DeploySpec, Pool
 from fovea.deploy.target import TARGETS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding="utf-8")
 CLASSES: dict[str, Any] = {"top": DeploySpec, "[[pool]]": Pool, **{f"[{k}]": v for k, v in SECTIONS.items()}}
+CLASSES["[monitoring.targets]"] = Targets
 
 
 def table(cls: type) -> str:

@@ -18,9 +18,10 @@ from fovea.cli.text import aligned, fitted, list_line
 from fovea.core.config_files import read_toml
 from fovea.core.errors import ConfigError
 from fovea.gateway.experiments.config import CRITERIA, Experiment, read_experiments
+from fovea.gateway.experiments.report import numbers, state_values
 from fovea.gateway.experiments.statistics import Statistics
 from fovea.gateway.experiments.store import ACTIVE, State, Store
-from fovea.gateway.experiments.verdict import MICRO, Result, Verdict, verdicts
+from fovea.gateway.experiments.verdict import Result, Verdict, verdicts
 
 
 def register(commands: Any) -> None:
@@ -93,7 +94,7 @@ def _list(args: argparse.Namespace, store: Store) -> int:
             variant.name: sums.get(variant.name, Statistics()).requests for variant in experiment.variants
         }
         rows.append(
-            {"name": experiment.name, "model": experiment.model, **_state(state), "requests": requests}
+            {"name": experiment.name, "model": experiment.model, **state_values(state), "requests": requests}
         )
     if args.json:
         print(json.dumps(rows))
@@ -108,12 +109,12 @@ def _show(args: argparse.Namespace, store: Store) -> int:
     experiment = _find(store, args.name)
     state, sums = store.states()[args.name], store.sums(args.name)
     found = verdicts(experiment, sums)
-    rows = [_numbers(variant.name, sums.get(variant.name, Statistics())) for variant in experiment.variants]
+    rows = [numbers(variant.name, sums.get(variant.name, Statistics())) for variant in experiment.variants]
     if args.json:
         answer = {
             "name": experiment.name,
             "model": experiment.model,
-            **_state(state),
+            **state_values(state),
             "variants": rows,
             "verdicts": [without_nan(dataclasses.asdict(each)) for each in found],
         }
@@ -136,38 +137,10 @@ def _decide(args: argparse.Namespace, store: Store) -> int:
         store.reset(args.name, "reset by a person", now)
     state = store.states()[args.name]
     if args.json:
-        print(json.dumps({"name": args.name, **_state(state)}))
+        print(json.dumps({"name": args.name, **state_values(state)}))
     else:
         print(f"{args.name}: {state.state}{f' ({state.promoted})' if state.promoted else ''}")
     return 0
-
-
-def _state(state: State) -> dict[str, Any]:
-    return {
-        "state": state.state,
-        "promoted": state.promoted or None,
-        "removed": list(state.removed),
-        "reason": state.reason,
-        "changed": state.changed,
-    }
-
-
-def _numbers(name: str, sums: Statistics) -> dict[str, Any]:
-    """Return the numbers of a variant: times in seconds, cost in the currency of the price table."""
-    cost = sums.per_request("cost")
-    return {
-        "variant": name,
-        "requests": sums.requests,
-        "error_rate": sums.error_rate,
-        **{f"p{percent}_s": sums.percentile("latency", percent) for percent in (50, 95, 99)},
-        **{f"ttft_p{percent}_s": sums.percentile("ttft", percent) for percent in (50, 95)},
-        **{
-            f"{each}_tokens": int(sums.count(f"{each}_tokens")) for each in ("prompt", "visual", "completion")
-        },
-        "cost_per_request": None if cost is None else cost / MICRO,
-        "rating": sums.rating,
-        "ratings": sums.ratings,
-    }
 
 
 def _print(

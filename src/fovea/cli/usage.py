@@ -16,15 +16,10 @@ from typing import Any
 
 from fovea.cli.text import aligned, fitted
 from fovea.core.errors import ConfigError
-from fovea.gateway.usage.log import GROUPS, Report, Row, read_usage
+from fovea.gateway.usage.log import COUNTS, GROUPS, MONEY, Report, Row, fields_of, read_usage
 
 HOUR_S = 3600
 _AGO = re.compile(r"(\d{1,5})([dh])")
-_COUNTS = (
-    "requests", "errors", "estimated", "images", "prompt_tokens", "visual_tokens", "cached_tokens",
-    "completion_tokens",
-)  # fmt: skip
-_MONEY = ("cost", "credit", "cost_per_request", "cost_per_image")
 
 
 def register(commands: Any) -> None:
@@ -73,14 +68,14 @@ def _run(args: argparse.Namespace) -> int:
         )
     report = read_usage(args.file, by, since, until)
     if args.json:
-        rows = [_fields(row, by) for row in report.rows]
+        rows = [fields_of(row, by) for row in report.rows]
         values = {
             "currency": report.currency,
             "since": _shown(since),
             "until": _shown(until),
             "by": by,
             "rows": rows,
-            "total": _fields(report.total, ()),
+            "total": fields_of(report.total, ()),
         }
         print(json.dumps(values, indent=2))
     elif args.csv:
@@ -127,22 +122,12 @@ def _shown(hour: int) -> str:
     return at.strftime("%Y-%m-%d %H:00")
 
 
-def _fields(row: Row, by: Sequence[str]) -> dict[str, Any]:
-    """Return the values of a row by name; money in units of the currency."""
-    return {
-        **dict(zip(by, row.group, strict=False)),
-        **{name: getattr(row, name) for name in _COUNTS},
-        **{name: round(getattr(row, name) / 1e6, 6) for name in _MONEY},
-        "seconds": round(row.seconds, 3),
-    }
-
-
 def _print_csv(report: Report, by: Sequence[str]) -> None:
-    writer = csv.DictWriter(sys.stdout, [*by, *_COUNTS, *_MONEY, "seconds", "currency"], lineterminator="\n")
+    writer = csv.DictWriter(sys.stdout, [*by, *COUNTS, *MONEY, "seconds", "currency"], lineterminator="\n")
     writer.writeheader()
     for row in report.rows:
-        fields = _fields(row, by)
-        money = {name: f"{fields[name]:.6f}" for name in _MONEY}
+        fields = fields_of(row, by)
+        money = {name: f"{fields[name]:.6f}" for name in MONEY}
         writer.writerow({**fields, **money, "currency": report.currency})
 
 

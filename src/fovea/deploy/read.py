@@ -11,6 +11,7 @@ from fovea.core.config_files import check_keys, read_toml, settings_table, table
 from fovea.core.errors import ConfigError
 from fovea.core.findings import Findings
 from fovea.core.settings import settings_of, value_errors
+from fovea.deploy.monitoring.objectives import Targets
 from fovea.deploy.spec import Cloud, DeploySpec, Gateway, Monitoring, Pool, Redis, Scale, Stop
 
 SECTIONS: dict[str, Callable[..., Any]] = {
@@ -66,6 +67,15 @@ def spec_of(values: Mapping[str, Any], known: KnownSettings) -> DeploySpec:
 
 def _table(where: str, cls: Callable[..., Any], values: Any, known: Collection[str]) -> Any:
     """Return one table as its dataclass. Raises ConfigError that names the table."""
+    if cls is Monitoring and isinstance(values, Mapping):
+        given, findings = values.get("targets", {}), Findings()
+        with findings.part("targets"):
+            settings_table(Targets, "[monitoring.targets]", given)
+        if findings.errors:  # the class would say them again
+            with findings.part():
+                settings_table(cls, where, {key: values[key] for key in values if key != "targets"})
+        findings.check()
+        return settings_table(cls, where, values, targets=given)
     if cls not in (Pool, Gateway) or not isinstance(values, Mapping):
         return settings_table(cls, where, values)
     settings, findings = values.get("settings", {}), Findings()

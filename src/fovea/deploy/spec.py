@@ -31,7 +31,8 @@ from typing import Any
 from fovea import __version__
 from fovea.core.errors import ConfigError
 from fovea.core.settings import check_settings, setting
-from fovea.deploy.gpus import GPUS, check_profile
+from fovea.deploy.gpus import GPUS, check_engine, check_profile
+from fovea.deploy.monitoring.objectives import Targets
 
 _LABEL = re.compile(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?")
 _HOST = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
@@ -193,6 +194,7 @@ class Pool:
                         param=name,
                     )
             return
+        check_engine(self.gpu, self.settings)
         if self.mig and not self.gpu:
             raise ConfigError("mig needs gpu, because each GPU has profiles of its own", param="gpu")
         if self.mig:
@@ -248,7 +250,10 @@ class Redis:
 
 @dataclass(frozen=True, slots=True)
 class Monitoring:
-    """Prometheus, Alertmanager and Grafana, and where traces go."""
+    """Prometheus, Alertmanager and Grafana, and where traces go.
+
+    targets: values of `monitoring.objectives.Targets`; the others are predicted (`monitoring.targets`).
+    """
 
     scrape_s: int = setting(15, "Seconds between two scrapes.", low=1, high=300)
     retention_days: int = setting(
@@ -264,9 +269,11 @@ class Monitoring:
         check=check_url,
     )  # fmt: skip
     grafana: bool = setting(True, "Render Grafana with the dashboards.")
+    targets: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_settings(self)
+        Targets(**self.targets)
 
 
 @dataclass(frozen=True, slots=True)

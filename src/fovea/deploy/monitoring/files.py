@@ -16,6 +16,7 @@ from importlib.resources import files
 from typing import Any
 
 from fovea.deploy.monitoring.objectives import Targets, alert_groups, as_yaml, recording_groups, rules_text
+from fovea.deploy.monitoring.targets import targets_of
 from fovea.deploy.spec import DeploySpec
 from fovea.deploy.target import Check, Files
 
@@ -115,14 +116,24 @@ DASHBOARDS = ("overview", "images", "caches", "gateway", "slo")
 _HEAD = "Written by fovea.deploy.monitoring. Do not edit it: docs/monitoring.md tells how to change it."
 
 
-def recording_rules(targets: Targets | None = None) -> str:
-    """Return the file of recording rules. targets: None: the defaults."""
-    return rules_text(recording_groups(targets or Targets()), "", _HEAD)
+def recording_rules(targets: Targets | None = None, notes: Sequence[str] = ()) -> str:
+    """Return the file of recording rules. targets: None: the defaults. notes: lines for its head."""
+    return rules_text(recording_groups(targets or Targets()), "", "\n".join((_HEAD, *notes)))
 
 
-def alert_rules(runbooks: str = RUNBOOKS) -> str:
-    """Return the file of alerts. runbooks: address of the published docs/runbooks.md, without an anchor."""
-    return rules_text(alert_groups(), runbooks, _HEAD)
+def alert_rules(runbooks: str = RUNBOOKS, targets: Targets | None = None) -> str:
+    """Return the file of alerts.
+
+    runbooks: address of the published docs/runbooks.md, without an anchor. targets: None: the defaults.
+    """
+    return rules_text(alert_groups(targets), runbooks, _HEAD)
+
+
+def rules_of(spec: DeploySpec) -> tuple[str, str]:
+    """Return the files of recording rules and of alerts of a deployment, with its targets."""
+    targets, notes = targets_of(spec)
+    runbooks = spec.monitoring.runbooks if spec.monitoring is not None else ""
+    return recording_rules(targets, notes), alert_rules(runbooks or RUNBOOKS, targets)
 
 
 def dashboards() -> dict[str, str]:
@@ -191,8 +202,7 @@ def prometheus_files(
             interval=f"{spec.monitoring.scrape_s}s",
             key_file=key_file,
         ),
-        RULES_PATHS[0]: recording_rules(),
-        RULES_PATHS[1]: alert_rules(spec.monitoring.runbooks or RUNBOOKS),
+        **dict(zip(RULES_PATHS, rules_of(spec), strict=True)),
     }
     if webhook:
         files[ALERTMANAGER_PATH] = alertmanager_config(webhook)

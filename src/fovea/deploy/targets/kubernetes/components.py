@@ -13,6 +13,7 @@ import yaml
 
 from fovea.core.errors import ConfigError
 from fovea.deploy.monitoring import files
+from fovea.deploy.monitoring.targets import targets_of
 from fovea.deploy.spec import DeploySpec, Monitoring, Pool
 from fovea.deploy.targets.kubernetes.objects import (
     POOL_LABEL,
@@ -144,18 +145,15 @@ JOBS = {"engine": "fovea", "gateway": "fovea-gateway"}
 
 def rules(spec: DeploySpec) -> Manifest:
     """The recording rules and the alerts as one object."""
-    runbooks = spec.monitoring.runbooks if spec.monitoring is not None else ""
-    groups = [
-        group
-        for text in (files.recording_rules(), files.alert_rules(runbooks or files.RUNBOOKS))
-        for group in yaml.safe_load(text)["groups"]
-    ]
-    return manifest(
+    groups = [group for text in files.rules_of(spec) for group in yaml.safe_load(text)["groups"]]
+    found = manifest(
         spec,
         "monitoring.coreos.com/v1 PrometheusRule",
         part_name(spec, "rules"),
         {"spec": {"groups": groups}},
     )
+    found["metadata"]["annotations"] = {"fovea/alert-targets": " ".join(targets_of(spec)[1])}
+    return found
 
 
 def dashboards(spec: DeploySpec) -> list[Manifest]:

@@ -18,6 +18,11 @@ export class Models {
     return this.cards.get(this.name)?.input_modalities?.includes("image") ?? true;
   }
 
+  // Whether pages of PDF files can be rendered. A gateway has no route for that.
+  get readsPdf() {
+    return this.cards.get(this.name)?.owned_by !== "fovea-gateway";
+  }
+
   get name() {
     return this.select.value;
   }

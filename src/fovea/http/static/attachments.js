@@ -16,6 +16,7 @@ export class Attachments {
     this.views = new Map(); // by item: its element, which stays while others come and go
     this.onChange = () => {};
     this.refusal = ""; // why no file can be attached now
+    this.readsPdf = true; // whether the server renders pages of PDF files
   }
 
   // Add files one after the other, in their order. A file that cannot be used is reported and left out.
@@ -43,6 +44,7 @@ export class Attachments {
   }
 
   async addPdf(file, name) {
+    if (!this.readsPdf) throw new Error(`${name}: PDF files are not read behind a gateway. Attach images of its pages.`);
     const waiting = el("span", { class: "chip", role: "status", text: `${name}: reading pages…` });
     this.strip.append(waiting);
     this.strip.hidden = false;

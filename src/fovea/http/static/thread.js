@@ -89,8 +89,9 @@ function welcome() {
   return el("div", { class: "welcome" },
     el("h2", { class: "with-images", text: "Ask about an image" }),
     el("h2", { class: "without-images", text: "Ask a question" }),
-    el("p", { class: "muted with-images", text: "Paste, drop or choose images, PDF files or a video, and ask a question. " +
-      "Answers show how long each stage took, what was cached, and where the model looked." }),
+    el("p", { class: "muted with-images" }, "Paste, drop or choose images", el("span", { class: "with-pdf", text: ", PDF files" }),
+      " or a video, and ask a question. " +
+      "Answers show how long each stage took, what was cached, and where the model looked."),
     el("p", { class: "small muted" },
       el("kbd", { text: "Enter" }), " sends, ", el("kbd", { text: "Shift+Enter" }), " starts a new line, ",
       el("kbd", { text: "Esc" }), " stops an answer"));

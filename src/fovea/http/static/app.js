@@ -105,9 +105,16 @@ class App {
     find("#no-history").hidden = records.length > 0;
   }
 
-  // A model for text alone has no buttons for images, and the page does not ask for any.
+  // A model for text alone has no buttons for images, and the page does not ask for any. Behind a gateway no PDF
+  // files are offered.
   showModel() {
-    const { name, takesImages } = this.models;
+    const { name, takesImages, readsPdf } = this.models;
+    const media = readsPdf ? "images, PDF files or a video" : "images or a video";
+    for (const attribute of ["aria-label", "title"]) find("#attach").setAttribute(attribute, `Attach ${media}`);
+    find("#drop-cover p").textContent = `Drop ${media}`;
+    find("#files").accept = `image/*,video/mp4,video/webm${readsPdf ? ",application/pdf,.pdf" : ""}`;
+    document.body.classList.toggle("no-pdf", !readsPdf);
+    this.attachments.readsPdf = readsPdf;
     document.body.classList.toggle("text-only", !takesImages);
     this.attachments.refusal = takesImages ? "" : `The model ${name} takes text alone.`;
   }

@@ -12,7 +12,9 @@ const HIT_RATES = ["decoded", "pixels", "encoder", "kv"];
  * A server that has started again has smaller counters, and no rate is computed across its start.
  */
 export class History {
-  constructor() {
+  // valuesOf: makes the values of a point of the snapshot before it (or null) and of its own.
+  constructor(valuesOf = values) {
+    this.valuesOf = valuesOf;
     this.points = [];
     this.last = null;
   }
@@ -23,7 +25,7 @@ export class History {
     this.last = snapshot;
     const fresh = before !== null && snapshot.time > before.time
       && snapshot.uptime_seconds >= before.uptime_seconds ? before : null;
-    const point = { time: snapshot.time, values: values(fresh, snapshot) };
+    const point = { time: snapshot.time, values: this.valuesOf(fresh, snapshot) };
     this.points.push(point);
     const oldest = snapshot.time - SPAN_S;
     while (this.points[0].time < oldest) this.points.shift();
@@ -67,10 +69,10 @@ export function hitRate(row) {
   return row.hits == null || row.misses == null ? null : ratio(row.hits, row.hits + row.misses);
 }
 
-function rate(before, now, elapsed) {
+export function rate(before, now, elapsed) {
   return now < before ? null : (now - before) / elapsed;
 }
 
-function ratio(part, whole) {
+export function ratio(part, whole) {
   return whole > 0 && part >= 0 ? part / whole : null;
 }

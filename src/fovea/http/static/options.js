@@ -4,6 +4,7 @@ import { describeBudget, percent } from "./budget.js";
 import { el } from "./dom.js";
 
 const NAME = "fovea-options";
+const FIRST_SHARE = 0.5; // when a method is chosen
 const DEFAULTS = {
   method: "server", keep: 1, json: false, maxTokens: 512, temperature: "", system: "",
   schema: JSON.stringify({
@@ -39,9 +40,14 @@ export class Options {
 
   read() {
     const { elements } = this.form;
+    const { method } = this.values;
     for (const name of Object.keys(DEFAULTS)) {
       const field = elements[name];
       this.values[name] = field.type === "checkbox" ? field.checked : field.value;
+    }
+    // A method does nothing if all tokens are kept, and then there is no map either.
+    if (method === "server" && this.values.method !== "server" && elements.keep.value === elements.keep.max) {
+      elements.keep.value = String(100 * FIRST_SHARE);
     }
     this.values.keep = Number(elements.keep.value) / 100;
     localStorage.setItem(NAME, JSON.stringify(this.values));
@@ -66,9 +72,9 @@ export class Options {
       : { note: "The server decides how many visual tokens an image keeps.", measured: [] };
     this.effect.replaceChildren(
       ...(note ? [el("p", { text: note })] : []),
-      ...measured.map(({ share, saves, accuracy }) => el("dl", {},
+      ...measured.map(({ share, label, time, accuracy }) => el("dl", {},
         el("dt", { text: "At" }), el("dd", {}, el("strong", { text: `${percent(share)} of the tokens` })),
-        el("dt", { text: "Saves" }), el("dd", { text: saves }),
+        el("dt", { text: label }), el("dd", { text: time }),
         el("dt", { text: "Accuracy" }), el("dd", { text: accuracy }))),
       ...(measured.length ? [el("p", { class: "muted", text: `Measured with ${this.figures.model} on generated ` +
         "scenes. Your images differ." })] : []));

@@ -1,6 +1,5 @@
-// Asks /admin/live once a second while the page is visible.
+// Asks /admin/live again and again while the page is visible.
 
-const PERIOD_MS = 1000;
 const LONGEST_MS = 10000;
 const PATIENCE_MS = 8000;
 
@@ -12,11 +11,13 @@ const PATIENCE_MS = 8000;
  *   {kind: "refused", message}        the server answers, with an error
  *   {kind: "unreachable", retryMs}    the server does not answer
  * key: returns the admin key, or "".
+ * periodMs: milliseconds from one question to the next.
  */
 export class Poller {
-  constructor(onEvent, key) {
+  constructor(onEvent, key, periodMs = 1000) {
     this.onEvent = onEvent;
     this.key = key;
+    this.periodMs = periodMs;
     this.timer = null;
     this.asking = null;
     this.running = false;
@@ -24,7 +25,7 @@ export class Poller {
     document.addEventListener("visibilitychange", () => this.wake());
   }
 
-  /** Ask now, and again every second. */
+  /** Ask now, and again after every period. */
   start() {
     this.running = true;
     this.failures = 0;
@@ -59,12 +60,12 @@ export class Poller {
     if (this.asking !== asking) return; // another call has replaced this one, or the page is hidden
     this.asking = null;
     this.failures = event.kind === "unreachable" ? this.failures + 1 : 0;
-    const wait = Math.min(LONGEST_MS, PERIOD_MS * 2 ** Math.min(this.failures, 6));
+    const wait = Math.min(LONGEST_MS, this.periodMs * 2 ** Math.min(this.failures, 6));
     if (event.kind === "unreachable") event.retryMs = wait;
     if (event.kind === "locked") this.running = false;
     else {
-      const next = event.kind === "unreachable" ? wait : PERIOD_MS - (performance.now() - started);
-      this.timer = setTimeout(() => this.ask(), Math.max(next, PERIOD_MS / 4));
+      const next = event.kind === "unreachable" ? wait : this.periodMs - (performance.now() - started);
+      this.timer = setTimeout(() => this.ask(), Math.max(next, this.periodMs / 4));
     }
     this.onEvent(event);
   }

@@ -1,7 +1,7 @@
 // The visual-token budget: what a share of the tokens saved and lost where it was measured.
 
 // figures: the content of budget.json. Returns {note, measured}: a sentence, and for the measured shares beside
-// `keep` what they saved and lost: {share, saves, accuracy}. Nothing is guessed between measured shares.
+// `keep` what they saved and lost: {share, label, time, accuracy}. Nothing is guessed between measured shares.
 export function describeBudget(figures, method, keep) {
   if (keep >= 1) return { note: "All visual tokens are kept: nothing is saved and nothing is lost.", measured: [] };
   const shares = Object.keys(figures.methods[method]).map(Number).sort((a, b) => a - b);
@@ -17,9 +17,11 @@ export function describeBudget(figures, method, keep) {
 function effect(figures, method, share) {
   const { full } = figures;
   const row = figures.methods[method][share];
+  const [ms, allMs] = [Math.round(row.ttft_ms), Math.round(full.ttft_ms)];
   return {
     share,
-    saves: `${Math.round(row.ttft_ms)} ms to the first token, not ${Math.round(full.ttft_ms)}`,
+    label: ms <= allMs ? "Saves" : "Costs",
+    time: `${Math.abs(allMs - ms)} ms to the first token (${ms} ms, not ${allMs} ms)`,
     accuracy: `${signed(row.all - full.all)} points (${row.all.toFixed(1)}\u00a0%, not ${full.all.toFixed(1)}); ` +
       `${signed(row.small_details - full.small_details)} in small details`,
   };
