@@ -96,7 +96,7 @@ test-fresh:
 
 servers:
 	DEBIAN_FRONTEND=noninteractive apt-get update -qq
-	DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends redis-server nginx-light haproxy prometheus prometheus-alertmanager chromium shellcheck faketime curl
+	DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends redis-server nginx-light haproxy prometheus prometheus-alertmanager chromium shellcheck faketime curl zsh fish
 
 # FOVEA_NATIVE_KERNELS is for Fovea's own decisions, the others are for those of torch and oneDNN.
 test-portable: check

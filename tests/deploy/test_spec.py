@@ -81,6 +81,45 @@ def test_a_wrong_spec_is_refused_with_what_is_accepted(values: dict[str, Any], w
     assert words in error.value.message
 
 
+WRONG = """
+nme = "vlm"
+host = "a b"
+[[pool]]
+name = "A"
+cpu = 3
+[[pool]]
+name = "b"
+settings = { max_queu = 64, host = "x" }
+[pool.extra]
+[gateway]
+replicas = 0
+[gateway.settings]
+worker = 2
+"""
+
+
+def test_all_errors_of_a_spec_are_reported_with_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "deploy.toml"
+    path.write_text(WRONG)
+    with pytest.raises(ConfigError) as caught:
+        read_spec(path, KNOWN)
+    expected = (
+        "2: unknown key 'nme'; did you mean 'name'?",
+        "14: [gateway] settings: unknown key 'worker'; did you mean 'workers'?",
+        "12: [gateway]: replicas is 0; accepted: 1 to 100",
+        "6: [[pool]] number 1: unknown key 'cpu'; did you mean 'cpus'?",
+        "5: [[pool]] number 1: name is 'A'; accepted: ",
+        "9: [[pool]] number 2 settings holds host, which is rendered",
+        "9: [[pool]] number 2 settings: unknown key 'max_queu'; did you mean 'max_queue'?",
+        "10: [[pool]] number 2: unknown key 'extra'",
+        "3: host is 'a b'; accepted: a DNS name",
+    )
+    found = [each.message for each in caught.value.findings]
+    assert len(found) == len(expected)
+    for message, beginning in zip(found, expected, strict=True):
+        assert message.startswith(f"{path}:{beginning}")
+
+
 def test_the_grace_period_is_longer_than_everything_before_the_kill() -> None:
     stop = Stop(pre_stop_s=5, lame_duck_s=7, drain_s=60, margin_s=3)
     assert stop.grace_s == 75

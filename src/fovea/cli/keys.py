@@ -19,6 +19,7 @@ from typing import Any
 from fovea.access.key_edit import editing, text_of, toml
 from fovea.access.keys import ROLES, parse_key_file, read_key_file
 from fovea.cli import options
+from fovea.cli.text import list_line
 from fovea.core.errors import ConfigError
 from fovea.core.settings import flat_values
 from fovea.gateway.tenants.keys import TenantLimits
@@ -104,7 +105,8 @@ def _list(args: argparse.Namespace) -> int:
         expires = "" if record.expires is None else f"  until {_shown(record.expires)}"
         values = flat_values(record.limits)
         limits = "".join(f"  {name}={toml(values[name])}" for name in values if values[name] != usual[name])
-        print(f"{record.name}  {record.fingerprint}  {','.join(sorted(record.roles))}{expires}{limits}")
+        roles = ",".join(sorted(record.roles))
+        print(list_line(f"{record.name}  {record.fingerprint}  {roles}{expires}{limits}"))
     return 0
 
 

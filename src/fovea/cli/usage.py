@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fovea.cli.text import aligned, fitted
 from fovea.core.errors import ConfigError
 from fovea.gateway.usage.log import COUNTS, GROUPS, MONEY, Report, Row, fields_of, read_usage
 
 HOUR_S = 3600
-WIDTH = 240
-"""Most columns of a table. In a narrower terminal, lines wrap, so that no digit of a number is missing."""
 _AGO = re.compile(r"(\d{1,5})([dh])")
 
 
@@ -133,32 +132,18 @@ def _print_csv(report: Report, by: Sequence[str]) -> None:
 
 
 def _print_table(report: Report, by: Sequence[str], title: str) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     if not report.rows:
         print(f"no {title}")
         return
-    table = Table(
-        title=title,
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=0,
-        pad_edge=False,
-        show_footer=len(report.rows) > 1,
-    )
-    total = _cells(report.total)
-    for place, name in enumerate(by):
-        table.add_column(name.replace("_", " "), footer="" if place else "all", overflow="fold")
-    for name, value in total.items():
-        table.add_column(name, footer=value, justify="right", no_wrap=True)
-    for row in report.rows:
-        table.add_row(*(Text(_printable(each)) for each in row.group), *_cells(row).values())
-    Console(width=WIDTH).print(table)
+    rows = [[" ".join(by).replace("_", " "), *_cells(report.total)]]
+    rows += [[" ".join(map(_printable, row.group)), *_cells(row).values()] for row in report.rows]
+    if len(report.rows) > 1:
+        rows.append(["all", *_cells(report.total).values()])
+    print(fitted(title))
+    print(aligned(rows))
     if report.total.estimated:
-        print(f"{report.total.estimated:,} requests are estimates: their backends reported no token counts.")
+        count = f"{report.total.estimated:,}"
+        print(fitted(f"{count} requests are estimates: their backends reported no token counts."))
 
 
 def _cells(row: Row) -> dict[str, str]:
@@ -173,8 +158,8 @@ def _cells(row: Row) -> dict[str, str]:
         "output": f"{row.completion_tokens:,}",
         "cost": f"{row.cost / 1e6:,.2f}",
         "credit": f"{row.credit / 1e6:,.2f}",
-        "per\nrequest": f"{row.cost_per_request / 1e6:,.6f}",
-        "per\nimage": f"{row.cost_per_image / 1e6:,.6f}",
+        "per request": f"{row.cost_per_request / 1e6:,.6f}",
+        "per image": f"{row.cost_per_image / 1e6:,.6f}",
     }
 
 
