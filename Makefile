@@ -15,8 +15,15 @@
 # make wheel  wheels with compiled kernels for Linux and macOS, into dist/; tries the one of this machine (15 minutes)
 # make sdist  the source distribution, into dist/
 # make sbom   a bill of materials (CycloneDX) of what an installation for serving holds, into dist/ (3 minutes the first time)
+# make site   the documentation as a site with search and versions, into out/site/public; a broken link fails (a minute
+#             the first time). `make test-site` looks at it in Chromium, `make site-publish` pushes it to the branch gh-pages
+# make notebooks  run the notebooks in examples/notebooks and write their outputs into them (a minute)
 # make release-check  prove all of a release but the push (20 minutes; ONLY=facts,workflows,image in seconds): docs/releasing.md
 # make pin-image  write the present digests of the base images into the release's Dockerfile
+# make test-apiserver  all rendered manifests applied to a real API server of Kubernetes, after `make crd-schemas`
+#             (needs etcd and kube-apiserver in PATH or KUBEBUILDER_ASSETS; docs/kubernetes.md)
+# make crd-schemas  the schemas of KServe, Istio, KEDA and other operators, by pinned version, into .crds; a slow test
+#             compares the rendered objects with them
 # make test-otel  traces received by MLflow's server (900 MB the first time)
 # make real   tests with two pretrained decoders, SmolLM2 135M and Gemma 3 270M (15 minutes of
 #             processor time; the first time 10 more, to download 600 MB and compile llama.cpp)
@@ -50,7 +57,7 @@ OUT ?= out
 FUZZ_SECONDS ?= 600
 CHAOS_MINUTES ?= 20
 
-.PHONY: help demo servers test test-fresh test-all test-clients test-recipes test-cluster test-routers test-portable test-arm check format serve bench bench-gateway bench-relevance bench-speculation bench-transfer bench-roles bench-fleet attack soak chaos fuzz gpu gpu-rehearsal real wheel sdist sbom release-check try-wheel pin-image release-page test-otel clean
+.PHONY: help demo servers test test-fresh test-all test-clients test-recipes test-cluster test-routers test-portable test-arm check format serve bench bench-gateway bench-relevance bench-speculation bench-transfer bench-roles bench-fleet attack soak chaos fuzz gpu gpu-rehearsal real wheel sdist sbom release-check try-wheel pin-image release-page site test-site site-publish notebooks crd-schemas test-apiserver test-otel clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -91,7 +98,7 @@ test-fresh:
 
 servers:
 	DEBIAN_FRONTEND=noninteractive apt-get update -qq
-	DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends redis-server nginx-light haproxy prometheus prometheus-alertmanager chromium shellcheck faketime curl
+	DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends redis-server nginx-light haproxy prometheus prometheus-alertmanager chromium shellcheck faketime curl zsh fish
 
 # FOVEA_NATIVE_KERNELS is for Fovea's own decisions, the others are for those of torch and oneDNN.
 test-portable: check
@@ -256,11 +263,35 @@ pin-image:
 release-page:
 	gh release create $(TAG) --verify-tag --title "Fovea $(TAG)" --notes-file dist/NOTE.md dist/*.whl dist/*.tar.gz dist/fovea.cdx.json
 
+SITE := $(OUT)/site-tools
+$(SITE)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/python -m pip --disable-pip-version-check install --quiet --no-compile --constraint constraints.txt zensical
+	@touch $@
+
+site: $(SITE)/.installed
+	$(SITE)/bin/python -m tools.site
+
+test-site: site $(VENV)/.installed-dev
+	FOVEA_TEST_SITE=$(abspath $(OUT))/site/public $(BIN)/python -m pytest -q tests/page/test_site.py -n 0
+
+site-publish: $(SITE)/.installed
+	$(SITE)/bin/python -m tools.site --publish
+
+notebooks: $(VENV)/.installed
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m tools.notebooks
+
 OTEL := $(OUT)/mlflow
 $(OTEL)/.installed:
 	$(PYTHON) -m venv $(OTEL)
 	$(OTEL)/bin/python -m pip --disable-pip-version-check install --quiet mlflow==3.17.2
 	@touch $@
+
+crd-schemas: $(VENV)/.installed-dev
+	$(BIN)/python -m tools.crds
+
+test-apiserver: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.deploy.apiserver
 
 test-otel: $(VENV)/.installed-dev $(OTEL)/.installed
 	FOVEA_TEST_MLFLOW=$(abspath $(OTEL))/bin/mlflow $(BIN)/python -m pytest -q tests/server/test_traces_mlflow.py -n 0

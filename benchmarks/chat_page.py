@@ -25,7 +25,7 @@ from tests.page.scripted import Scripted, scripted
 from tests.page.support import BLOCK, MARKS, WIDE, ask, chromium, events, opened, text_chunk
 
 from fovea.core.measure import percentile
-from fovea.server.routes.page import read_folder
+from fovea.http.page import read_folder
 
 WATCH = """
 window.tasks = [];

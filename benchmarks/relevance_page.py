@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fovea.cli.sweep import aligned, difference, points, sweep_markdown
+from fovea.cli.sweep import aligned_markdown, difference, points, sweep_text
 from fovea.core.media import AUTO
 from fovea.evaluation.sweep import ALL, DETAILS, FULL, RELEVANCE, Setting, Sweep
 
@@ -105,14 +105,14 @@ def report(
     return "\n\n".join(
         (
             head,
-            aligned(rows),
+            aligned_markdown(rows),
             MEANING_OF_MET,
             *(f"## {section.title}\n\n{section.text}" for section in sections),
             "## Time of the decision",
             _decision_times(sweep, cost),
             "## Accuracy against tokens",
             f"![accuracy against visual tokens and first tokens]({chart})",
-            sweep_markdown(sweep),
+            sweep_text(sweep, aligned_markdown),
         )
     )
 
@@ -229,4 +229,4 @@ def _decision_times(sweep: Sweep, cost: Cost) -> str:
         "these images the layout begins with the small view, so the decoder gets its tokens, and the view is "
         "not work for the decision alone."
     )
-    return f"{about}\n\n{aligned(rows)}"
+    return f"{about}\n\n{aligned_markdown(rows)}"

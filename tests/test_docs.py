@@ -76,6 +76,12 @@ def test_commands_in_the_readme_exist() -> None:
     assert named <= set(COMMANDS)
 
 
+def test_the_first_page_names_every_command() -> None:
+    sentence = re.search(r"^Commands: (.*?); each has", (ROOT / "docs/index.md").read_text(), re.M | re.S)
+    assert sentence is not None
+    assert {name.removeprefix("fovea ") for name in re.findall(r"`([\w ]+)`", sentence[1])} == set(COMMANDS)
+
+
 def test_the_picture_of_the_architecture_shows_every_package() -> None:
     """Each box of the picture is a folder or a file, and each folder of the engine is a box."""
     drawn = set(re.findall(r'class="package">(\w+)<', (ROOT / "docs/architecture.svg").read_text()))

@@ -1,4 +1,4 @@
-"""The commands and programs of the README and of docs/python.md run against a real server."""
+"""The commands and programs of the README, docs/first-steps.md and docs/python.md run on a real server."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ pytestmark = pytest.mark.kernels
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
+FIRST_STEPS = (ROOT / "docs/first-steps.md").read_text()
+MOST_WORDS = 1200
+"""The README is for someone who has two minutes."""
 SERVE = "import sys\nfrom fovea.cli.main import main\nsys.exit(main())"
 ENVIRONMENT = {
     **os.environ,
@@ -70,6 +73,17 @@ def port() -> Iterator[int]:
         assert server.returncode == 0, errors
 
 
+def test_the_readme_is_short() -> None:
+    assert len(re.findall(r"\S*\w\S*", README)) <= MOST_WORDS
+
+
+def test_first_steps_begin_like_the_readme() -> None:
+    """The commands are tested once, so both pages must have the same ones."""
+    for beginning in ("fovea ask examples/shapes.png", "There is 1 circle.", "curl"):
+        (one,) = (block for block in blocks(README) if block.startswith(beginning))
+        assert one.strip() in FIRST_STEPS
+
+
 def test_ask() -> None:
     command = next(
         line for block in blocks(README) for line in block.splitlines() if line.startswith("fovea ask")
@@ -86,7 +100,7 @@ def test_curl(port: int) -> None:
 
 
 def test_openai_snippet(port: int) -> None:
-    (snippet,) = blocks(README, "python")
+    (snippet,) = blocks(FIRST_STEPS, "python")
     assert python(snippet.replace("8000", str(port))).strip()
 
 

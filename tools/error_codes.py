@@ -22,6 +22,7 @@ STATUS = {"invalid": {400}, "_shortage": {429}}
 """Statuses of the errors that functions make, if they are not classes."""
 
 MEANINGS: Mapping[str, str] = {
+    "accounts_unavailable": "the accounts of tenants cannot be read now; the gateway's log says why",
     "backend_error": "a backend's error has no code of its own",
     "backend_stream_broken": "a backend's stream broke off",
     "backends_busy": "all backends of the model are at their limits",
@@ -76,6 +77,7 @@ MEANINGS: Mapping[str, str] = {
     "invalid_video_url": "the video's URL is malformed",
     "key_gone": "batch: the key that created it is no longer valid",
     "key_limit_exceeded": "the request can never fit the key's limits",
+    "keys_file_unusable": "the gateway's keys file cannot be read or written",
     "layout": "the engines have another version, model, precision or block size",
     "lookups_full": "all threads that look up host names are busy",
     "malformed_http": "the request is not valid HTTP/1.1",
@@ -89,6 +91,7 @@ MEANINGS: Mapping[str, str] = {
     "no_admin_key": "the gateway's `/admin` is closed: it has API keys and no admin key",
     "no_backend": "no backend accepts requests",
     "no_cache": "the response cache is off",
+    "no_keys_file": "the gateway has no keys file, so its keys cannot be changed by the API",
     "no_such_cache": "no such cache",
     "no_such_page": "the PDF has fewer pages",
     "not_a_pdf": "the file is not a PDF",
@@ -117,6 +120,7 @@ MEANINGS: Mapping[str, str] = {
     "unavailable": "the server loads, drains or has no engine",
     "unknown_backend": "no such backend",
     "unknown_field": "a field looks misspelt, or is not accepted",
+    "unknown_key": "no key or tenant of this name or fingerprint is in the keys file",
     "unknown_request": "feedback: no such answer of an experiment",
     "unknown_url": "no such route",
     "unsupported_encoding": "the body is compressed",

@@ -6,13 +6,14 @@ python -m tools.planner_pages
 from __future__ import annotations
 
 from fovea.core.markdown import markdown_table
+from fovea.core.precision import KV_COMPUTE, TABLE, Speed
 from fovea.core.settings import settings_of
 from fovea.planner.advisor import Situation, advise
 from fovea.planner.hardware import GIB, GIGA, TERA, Hardware, known_hardware
 
 _TITLES = (
-    "device", "memory, GiB", "bandwidth, GB/s", "fp32", "bf16", "fp16", "int8", "fp8", "fp4", "link, GB/s",
-    "power, W", "USD per hour", "sources",
+    "device", "capability", "memory, GiB", "bandwidth, GB/s", "fp32", "bf16", "fp16", "int8", "fp8", "fp4",
+    "link, GB/s", "power, W", "USD per hour", "sources",
 )  # fmt: skip
 SHORT: tuple[tuple[str, Situation], ...] = (
     ("images on an x86 server without a GPU", Situation(device="x86-cpu")),
@@ -56,6 +57,7 @@ def _figures(device: Hardware) -> list[str]:
     link = f"{number(device.link_bandwidth / GIGA)} ({device.link_kind})" if device.link_kind else ""
     return [
         device.name,
+        device.capability,
         number(device.memory_bytes / GIB),
         number(device.bandwidth / GIGA),
         *(rate(kind) for kind in ("fp32", "bf16", "fp16", "int8", "fp8", "fp4")),
@@ -63,6 +65,35 @@ def _figures(device: Hardware) -> list[str]:
         "" if device.tdp is None else number(device.tdp),
         "" if device.price is None else f"{device.price:.2f}",
     ]
+
+
+def precision_table() -> str:
+    """Return the table of types of weights by device, with their speeds."""
+    kinds = {"cuda": "NVIDIA GPU", "rocm": "GPU of AMD", "cpu": "CPU"}
+
+    def place(row: Speed) -> str:
+        if row.compute > (0, 0):
+            return f"{kinds[row.kind]} from {row.compute[0]}.{row.compute[1]} on"
+        return f"{kinds[row.kind]}, {', '.join(row.sets)}" if row.sets else kinds[row.kind]
+
+    rows = [
+        (
+            f"`{row.weights}`", place(row), f"{row.few:g}", f"{row.many:g}",
+            ", ".join(row.measured) or "no listed device", row.source,
+        )
+        for row in TABLE
+    ]  # fmt: skip
+    titles = ("weights", "device", "few rows", "many rows", "measured on", "source")
+    return markdown_table(titles, rows)
+
+
+def kv_sentence() -> str:
+    """Return which GPUs keys and values in 8 bits need."""
+    least = [
+        f"`{name}`: {'every device' if compute == (0, 0) else f'GPUs from {compute[0]}.{compute[1]} on'}"
+        for name, compute in KV_COMPUTE.items()
+    ]
+    return f"Keys and values in 8 bits (`kv_dtype`) with the kernels `auto`: {'; '.join(least)}."
 
 
 def number(value: float) -> str:
@@ -92,4 +123,4 @@ def short_table() -> str:
 
 
 if __name__ == "__main__":
-    print("\n\n".join((hardware_table(), situation_rows(), short_table())))
+    print("\n\n".join((hardware_table(), precision_table(), kv_sentence(), situation_rows(), short_table())))

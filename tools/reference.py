@@ -1,4 +1,4 @@
-"""Write the pages docs/reference-*.md: all settings, metrics, error codes and routes, as the code has them.
+"""Write the pages docs/reference-*.md: settings, metrics, error codes, routes and the names of the package.
 
 python -m tools.reference [--check]
 """
@@ -6,7 +6,9 @@ python -m tools.reference [--check]
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
+import inspect
 import pkgutil
 import re
 import sys
@@ -15,14 +17,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import fovea
 from fovea.cli.main import build_parser
 from fovea.cli.metrics import Row, gateway_rows, server_rows
-from fovea.gateway import app
 from fovea.gateway.app import APIS, Gateway
 from fovea.server import routes
 from tools.error_codes import MEANINGS, codes
 
 ROOT = Path(__file__).resolve().parent.parent
+ENGINE = ("from_pretrained", "generate", "stream", "request", "iterate", "tokenize", "detokenize", "close")
+"""Methods of `fovea.Engine` for programs; the others are for servers and tests."""
+FIELD = re.compile(r"([a-z_]\w*(?:, [a-z_]\w*)*): (.+)", re.S)
 HEAD = "Written by `python -m tools.reference`."
 SENTENCE = re.compile(r"(?<=\.) (?=[A-Z0-9])")
 DEFAULT = re.compile(r" ?\(default: ([^;()]*)[^()]*\)$")
@@ -35,6 +40,7 @@ def pages() -> dict[str, str]:
         "docs/reference-metrics.md": metrics(),
         "docs/reference-errors.md": errors(),
         "docs/reference-routes.md": http_routes(),
+        "docs/reference-python.md": python_names(),
     }
 
 
@@ -149,8 +155,8 @@ def _gateway_routes() -> list[str]:
     lines = [f"`POST {path}`: Answer a request" for path in APIS]
     lines += [f"`{method} {path}`: {_first(call)}" for (method, path), call in gateway._routes.items()]
     lines.append("`GET /v1/models/NAME`: Describe a model")
-    table = re.findall(r"^    (GET|POST) +(/\S+) +(.+)$", app.__doc__ or "", flags=re.M)
-    lines += [f"`{method} {path}`: {text}" for method, path, text in table]
+    lines += [f"`GET {path}`: {_first(call)}" for path, call in gateway.pages.items()]
+    lines += [f"`{method} {path}`: {_first(call)}" for method, path, call in gateway.administration.table]
     return sorted(lines, key=lambda line: line.split()[1])
 
 
@@ -163,6 +169,55 @@ def _first(function: Any) -> str:
     """Return the first sentence of a docstring, without its full stop."""
     lines = (function.__doc__ or "").strip().split("\n\n")[0].split("\n")
     return SENTENCE.split(" ".join(line.strip() for line in lines))[0].rstrip(".")
+
+
+def python_names() -> str:
+    """Return the page of the names that `import fovea` has."""
+    opening = (
+        f"{HEAD} The names of `fovea`, with their fields and defaults, and the methods for programs. "
+        "[From Python](python.md) has examples. Every setting of the server is also an argument of "
+        "`Engine.from_pretrained` ([settings](reference-settings.md))."
+    )
+    names = [name for name in fovea.__all__ if isinstance(getattr(fovea, name), type)]
+    return _page("Python", opening, {name: _class(getattr(fovea, name)) for name in names})
+
+
+def _class(kind: type) -> list[str]:
+    """Return the lines of a class: its summary, its fields or its methods."""
+    paragraphs = (inspect.getdoc(kind) or "").split("\n\n")
+    if kind is fovea.Engine:
+        return [_joined(paragraphs[0]), *(_method(kind, name) for name in ENGINE)]
+    defaults = getattr(kind, "__dataclass_fields__", {})
+    lines = []
+    for paragraph in paragraphs:
+        for entry in re.split(r"\n(?! )", paragraph) if FIELD.match(paragraph) else [paragraph]:
+            found = FIELD.match(entry)
+            lines.append(_field(found, defaults) if found else _joined(entry))
+    makers = [name for name, value in vars(kind).items() if isinstance(value, classmethod)]
+    return [*lines, *(_method(kind, name) for name in makers if not name.startswith("_"))]
+
+
+def _field(found: re.Match[str], defaults: Mapping[str, Any]) -> str:
+    """Return the line of a field: its names, their default, and the meaning."""
+    names = found[1].split(", ")
+    default = getattr(defaults.get(names[0]), "default", dataclasses.MISSING)
+    shown = "" if default is dataclasses.MISSING else f" ({default!r})"
+    return f"{', '.join(f'`{name}`' for name in names)}{shown}: {_joined(found[2])}"
+
+
+def _method(kind: type, name: str) -> str:
+    """Return the line of a method: its arguments without their types, and the first sentence about it."""
+    arguments = []
+    for each in inspect.signature(getattr(kind, name)).parameters.values():
+        stars = "*" * (1 if each.kind is each.VAR_POSITIONAL else 2 if each.kind is each.VAR_KEYWORD else 0)
+        default = "" if each.default is each.empty else f"={each.default!r}"
+        arguments.append(f"{stars}{each.name}{default}")
+    called = ", ".join(each for each in arguments if each != "self")
+    return f"`{kind.__name__}.{name}({called})`: {_first(getattr(kind, name))}"
+
+
+def _joined(text: str) -> str:
+    return " ".join(line.strip() for line in text.splitlines()).replace("<", "&lt;")
 
 
 def _page(title: str, opening: str, parts: Mapping[str, Sequence[str]]) -> str:

@@ -2,8 +2,8 @@
 
     python -m tools.screenshots [--folder docs/images]
 
-It starts a server with the bundled model and Debian's Chromium, asks questions about an example, and writes
-page-light.png and page-dark.png. Run it again when the page looks different.
+It starts a server with the bundled model, a gateway before it, and Chromium, asks questions, and writes
+page-light.png, page-dark.png and gateway-light.png. Run it again when a page looks different.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import tempfile
 from pathlib import Path
 from typing import Literal
 
+import httpx
 from PIL import Image
 from playwright.sync_api import Browser, Page
+from tests.page.gateway import ADMIN, ALICE, gateway
 from tests.page.support import ask, choose_budget, chromium, opened, paste_file
 from tests.server.support import running
 
@@ -44,6 +46,10 @@ def main() -> None:
             path = folder / f"page-{theme}.png"
             draw(browser, server.url, theme, path)
             print(f"{path}: {path.stat().st_size / 1024:.0f} KiB")
+        with gateway(server.url, Path(files)) as front:
+            path = folder / "gateway-light.png"
+            draw_gateway(browser, front.url, path)
+            print(f"{path}: {path.stat().st_size / 1024:.0f} KiB")
 
 
 def draw(browser: Browser, url: str, theme: Theme, path: Path) -> None:
@@ -59,6 +65,27 @@ def draw(browser: Browser, url: str, theme: Theme, path: Path) -> None:
         page.mouse.move(640, 30)
         page.evaluate("document.activeElement.blur()")
         page.screenshot(path=str(path))
+    with Image.open(path) as picture:
+        picture.convert("RGB").save(path, optimize=True)
+
+
+def draw_gateway(browser: Browser, url: str, path: Path) -> None:
+    """Write a picture of the page for operators of a gateway that answers a few questions meanwhile."""
+    ask_again = {"model": "m", "messages": [{"role": "user", "content": "again?"}], "max_tokens": 16}
+    with browser.new_context(viewport=SIZE, color_scheme="light", reduced_motion="reduce") as context:
+        page = context.new_page()
+        page.goto(f"{url}/ui/icon.svg")
+        page.evaluate("([name, key]) => sessionStorage.setItem(name, key)", ["fovea-admin-key", ADMIN])
+        page.goto(f"{url}/admin")
+        page.locator(".experiment tbody tr").nth(1).wait_for()
+        for number in range(30):
+            for _ in range(number % 7):
+                body = {**ask_again, "user": str(number)}
+                httpx.post(
+                    f"{url}/v1/chat/completions", json=body, headers={"x-api-key": ALICE}
+                ).raise_for_status()
+            page.wait_for_timeout(1000)
+        page.screenshot(path=str(path), full_page=True)
     with Image.open(path) as picture:
         picture.convert("RGB").save(path, optimize=True)
 

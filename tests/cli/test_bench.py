@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -53,14 +52,10 @@ def url(server: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> str:
     return server[0]
 
 
-def last(out: str) -> Any:
-    return json.loads(out.splitlines()[-1])
-
-
 def test_the_fixed_workloads(fovea: Caller, url: str, server: tuple[str, int]) -> None:
-    outcome = fovea("bench", url, *SMALL, "--pid", server[1])
+    outcome = fovea("bench", url, *SMALL, "--pid", server[1], "--json")
     assert (outcome.code, outcome.err) == (0, "")
-    body = last(outcome.out)
+    body = outcome.json
     assert body["model"] == "fovea-simulated"
     assert "open sesame" not in outcome.out
     summaries = {result["name"]: result["summary"] for result in body["results"]}
@@ -74,7 +69,18 @@ def test_the_fixed_workloads(fovea: Caller, url: str, server: tuple[str, int]) -
     assert summaries["followup"]["cached_tokens"] > 0, "the image is not prefilled again"
     assert summaries["cold"]["cached_tokens"] < 16
     assert body["memory"]["peak_mib"] > 1
-    assert "\ntargets: " not in outcome.out
+
+
+def test_tables_fit_the_terminal(fovea: Caller, url: str, server: tuple[str, int]) -> None:
+    """The output once ended with kilobytes of JSON, after lines of 180 columns."""
+    outcome = fovea("bench", url, "cold", "stall", *SMALL, "--pid", server[1])
+    assert (outcome.code, outcome.err) == (0, "")
+    lines = outcome.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "{" not in outcome.out
+    assert [line for line in lines if not line.startswith(" ")][1].startswith("stall: ")
+    assert lines[-1].startswith("memory: ")
+    assert "targets: " not in outcome.out
 
 
 def test_loads_targets_files_and_ratios(fovea: Caller, url: str, tmp_path: Path) -> None:
@@ -84,22 +90,22 @@ def test_loads_targets_files_and_ratios(fovea: Caller, url: str, tmp_path: Path)
     outcome = fovea(*words, "--out", out, "--plot", chart)
     assert (outcome.code, outcome.err) == (0, "")
     assert "targets: production targets of the ARR-COC-0-1 documents" in outcome.out
-    names = [result["name"] for result in last(outcome.out)["results"]]
-    assert names == ["open 40/s", "open 80/s", "chat"]
     written = json.loads(out.read_text())
+    assert [result["name"] for result in written["results"]] == ["open 40/s", "open 80/s", "chat"]
     assert [len(result["requests"]) for result in written["results"]] == [6, 6, 6]
     assert chart.stat().st_size > 1000
     again = fovea("bench", url, "--rate", 40, *LOAD, "--against", out)
-    against = last(again.out)["against"]
+    assert max(map(len, again.out.splitlines())) <= 80 + len(str(tmp_path))
+    assert "differ in rate, clients, turns\n" in again.out
+    against = fovea("bench", url, "--rate", 40, *LOAD, "--against", out, "--json").json["against"]
     assert {row["workload"] for row in against} == {"open 40/s"}
     assert all(row["ratio"] == pytest.approx(row["new"] / row["old"]) for row in against)
-    assert "differ in rate, clients, turns\n" in again.out
 
 
 def test_a_trace_of_the_simulator_is_sent(fovea: Caller, url: str, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     fovea("simulate", "--requests", 10, "--rate", 50, "--output-tokens", 4, "--save-trace", trace)
-    body = last(fovea("bench", url, "--trace", trace).out)
+    body = fovea("bench", url, "--trace", trace, "--json").json
     (result,) = body["results"]
     assert (result["name"], result["summary"]["requests"], result["summary"]["failed"]) == ("trace", 10, 0)
 
@@ -118,9 +124,9 @@ def test_missed_targets_and_failures_are_exit_code_1(fovea: Caller, url: str, tm
 
 
 def test_images_are_sent_ahead(fovea: Caller, url: str) -> None:
-    outcome = fovea("bench", url, "cold", *SMALL, "--images-as", "encoded")
+    outcome = fovea("bench", url, "cold", *SMALL, "--images-as", "encoded", "--json")
     assert outcome.code == 0
-    assert last(outcome.out)["settings"]["images_as"] == "encoded"
+    assert outcome.json["settings"]["images_as"] == "encoded"
 
 
 def test_an_old_server_gets_the_fields_that_it_knows(fovea: Caller) -> None:
@@ -129,7 +135,6 @@ def test_an_old_server_gets_the_fields_that_it_knows(fovea: Caller) -> None:
     assert outcome.code == 0
     assert "note: the server does not know stream_options: tokens are counted by events" in outcome.out
     assert "note: the server does not know ignore_eos" in outcome.out
-    assert last(outcome.out)["dialect"]["usage"] is False
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fovea.cli.caches import COLUMNS, table
 from fovea.cli.main import main
 
 SEEN: list[tuple[str, str | None]] = []
@@ -45,3 +46,12 @@ def test_redirections_are_not_followed(capsys: pytest.CaptureFixture[str]) -> No
 def test_wrong_urls(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["caches", "--url", url]) == 2
     assert f"no server answers at {url}: " in capsys.readouterr().err
+
+
+def test_a_table_of_full_caches_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    full = dict.fromkeys(COLUMNS, 123456789012.0)
+    lines = table({"fetched": full, "kv": {"bytes": 1.0}}).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines if line][:3] == ["MiB", "fetched", "kv"]
+    assert sum("123456789012" in line for line in lines) == 2, "two parts"

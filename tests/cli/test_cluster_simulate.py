@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,17 @@ SMALL = ("cluster", "simulate", "--replicas", 3, "--rate", 30, "--requests", 200
 
 
 def test_a_column_per_policy(fovea: Caller) -> None:
-    outcome = fovea(*SMALL, "--route", "least-busy", "--route", "events", "--json")
+    words = ("--route", "least-busy", "--route", "events")
+    outcome = fovea(*SMALL, *words)
     assert (outcome.code, outcome.err) == (0, "")
-    summary, head, *rows, last = outcome.out.splitlines()
+    assert max(map(len, outcome.out.splitlines())) <= 80
+    summary, _, table = outcome.out.partition("\n\n")
+    head, *rows = table.splitlines()
     assert summary.startswith("200 requests, 30/s in the mean; costs: built in: fovea-tiny")
     assert head.split() == ["least-busy", "events"]
     assert rows[0].split() == ["requests", "200", "200"]
     assert rows[-1].split() == ["US", "dollars", "per", "1,000", "good", "-", "-"]
-    routes = json.loads(last)["routes"]
+    routes = fovea(*SMALL, *words, "--json").json["routes"]
     assert routes["events"]["outcomes"]["good"] == 200
     assert routes["events"]["encoder_hits"] > routes["least-busy"]["encoder_hits"]
 
@@ -37,7 +39,7 @@ def test_losses_and_autoscaling(fovea: Caller) -> None:
 def test_a_replica_of_the_planner(fovea: Caller) -> None:
     words = ("--model", "Qwen/Qwen2.5-VL-7B-Instruct", "--hardware", "l40s", "--route", "events")
     outcome = fovea(*SMALL, *words)
-    assert "costs: roofline: Qwen/Qwen2.5-VL-7B-Instruct on 1 x L40S" in outcome.out
+    assert "costs: roofline: Qwen/Qwen2.5-VL-7B-Instruct on 1 x L40S" in " ".join(outcome.out.split())
     assert "US dollars per 1,000 good       -" not in outcome.out
 
 
@@ -74,6 +76,6 @@ def test_a_trace_is_served(fovea: Caller, tmp_path: Path) -> None:
     assert made.code == 0
     outcome = fovea("cluster", "simulate", "--replicas", 2, "--trace", path, "--route", "events")
     assert outcome.out.startswith("50 requests, ")
-    assert outcome.out.splitlines()[2].split() == ["requests", "50"]
+    assert outcome.out.partition("\n\n")[2].splitlines()[1].split() == ["requests", "50"]
     both = fovea("cluster", "simulate", "--replicas", 2, "--trace", path, "--rate", 3)
     assert "either --trace or a load, not both: --rate is given too" in both.error_line

@@ -136,7 +136,9 @@ def test_the_machine_alone_needs_no_server(fovea: Caller) -> None:
     assert text.out.splitlines()[-1].endswith(" s")
 
 
-def test_the_list_of_checks(fovea: Caller) -> None:
+def test_the_list_of_checks(fovea: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert max(map(len, fovea("doctor", "--list").out.splitlines())) <= 80
+    monkeypatch.delenv("COLUMNS")  # for a program that reads the list, a check is one line
     lines = fovea("doctor", "--list").out.splitlines()
     assert [line.split()[0] for line in lines] == [check.path for check in CHECKS]
     quick = fovea("doctor", "--list", "--quick", "--only", "load", "--only", "exposure", "--json").json

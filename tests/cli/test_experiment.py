@@ -56,15 +56,18 @@ def test_show_json(state: Path, fovea: Caller) -> None:
     assert rating["interval"] == {"low": 0.0, "high": None}, "JSON has no infinity"
 
 
-def test_show_table(state: Path, fovea: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
+def test_show_table(state: Path, fovea: Caller) -> None:
+    """Its 13 columns once had heads such as "var…" at 80 columns."""
     out = fovea("experiment", "show", "v2", "--state", state).out
+    assert max(map(len, out.splitlines())) <= 80
+    assert "…" not in out
     assert out.startswith("v2: model vlm, active since ")
     assert "new against old" in out
     assert "verdict: continue: p95: no difference is certain" in out
-    lines = {line.split()[0]: line for line in out.splitlines() if line.strip()}
-    assert "20.00%" in lines["new"] or "20.00%" in out
-    assert "3.00 (5)" in out
+    figures = {line[:16].strip(): line[16:].split() for line in out.splitlines()}
+    assert figures["errors"] == ["0.00%", "20.00%"]
+    assert figures["visual tokens"] == ["1,000", "1,000"]
+    assert figures["rating"] == ["-", "3.00", "(5)"]
 
 
 def test_decide(state: Path, fovea: Caller) -> None:

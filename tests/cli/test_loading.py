@@ -1,4 +1,4 @@
-"""What is shown while weights load: a bar in a terminal, lines in a log, nothing for small models."""
+"""Progress while weights load: a bar in a terminal, lines in a log, nothing for small models."""
 
 from __future__ import annotations
 

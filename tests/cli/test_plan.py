@@ -67,16 +67,18 @@ def test_every_family_has_a_plan(fovea: Caller, model: str) -> None:
 def test_tables_of_a_workload_file_fit_a_terminal(
     fovea: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "80")
     path = tmp_path / "shop.toml"
     path.write_text(WORKLOAD, encoding="utf-8")
     outcome = fovea(
         "plan", MODEL, "--workload", path, "--hardware", "L4", "--hardware", "H100-SXM", "--no-simulation"
     )
     assert outcome.code == 0, outcome.err
-    assert max(len(line) for line in outcome.out.splitlines()) <= 100
+    assert max(len(line) for line in outcome.out.splitlines()) <= 80
     for word in ("invoice", "chat", "Recommended", "simulated", "clients", "encoder cache", "Engine"):
         assert word in outcome.out
+    assert "…" not in outcome.out
+    assert "1240x1754" in outcome.out
 
 
 def test_json_has_the_simulation_and_everything_else(fovea: Caller, tmp_path: Path) -> None:

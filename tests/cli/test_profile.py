@@ -110,10 +110,11 @@ def test_no_figure_of_the_table_has_two_definitions(outcome: Outcome, profile: d
 
     The first line of the load called the time of all requests, divided by their number, that of a request.
     """
-    lines = outcome.out.splitlines()
+    lines, unwrapped = outcome.out.splitlines(), outcome.out.replace("\n    ", " ").splitlines()
+    assert max(map(len, lines[:-1])) <= 80
     one, load = profile["parts"]
     for part, how in ((one, "one request: "), (load, "steady load: 4 requests in ")):
-        title = next(line for line in lines if line.startswith(how))
+        title = next(line for line in unwrapped if line.startswith(how))
         assert title.startswith(f"{how}{part['wall_s'] * 1e3:.1f} ms")
         assert f"; {part['wall_s'] / part['floor_s']:.2f} times the sum of the lower bounds" in title
     rows = [line.split() for line in lines if line.startswith("  all ")]

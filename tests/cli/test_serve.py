@@ -255,9 +255,8 @@ def test_a_server_with_an_empty_key_does_not_start(
     (folder / "fovea.toml").write_text(f"{name} = {value}")
     outcome = fovea("serve", "--config", folder / "fovea.toml")
     assert outcome.code == 2
-    assert outcome.error_line.startswith(
-        f"fovea: {name} in the configuration file holds an empty key or none"
-    )
+    place = f"{folder / 'fovea.toml'}:1: {name}"
+    assert outcome.error_line.startswith(f"fovea: {place} holds an empty key or none")
 
 
 @pytest.mark.parametrize("value", ["true", "1.5", '"http"', "-1", "[80]"])
@@ -265,7 +264,7 @@ def test_a_wrong_port_in_the_file(value: str, fovea: Caller, folder: Path) -> No
     (folder / "fovea.toml").write_text(f"port = {value}")
     outcome = fovea("serve", "--config", folder / "fovea.toml")
     assert outcome.code == 2
-    assert outcome.error_line.startswith("fovea: port in the configuration file")
+    assert outcome.error_line.startswith(f"fovea: {folder / 'fovea.toml'}:1: port is ")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])

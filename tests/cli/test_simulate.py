@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import os
 import re
 import signal
@@ -29,10 +28,17 @@ def _no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FOVEA_THREADS")
 
 
-def test_a_column_per_policy(fovea: Caller) -> None:
-    outcome = fovea("simulate", "--policy", "dual", "--policy", "fcfs", *SMALL)
+def test_a_column_per_policy(fovea: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns that do not fit the terminal are in a second table."""
+    words = ("simulate", "--policy", "dual", "--policy", "fcfs", *SMALL)
+    narrow = fovea(*words)
+    assert max(map(len, narrow.out.splitlines())) <= 80
+    assert [part.split()[0] for part in narrow.out.split("\n\n")[1:]] == ["dual", "fcfs"]
+    monkeypatch.setenv("COLUMNS", "120")
+    outcome = fovea(*words)
     assert (outcome.code, outcome.err) == (0, "")
-    summary, head, *rows = outcome.out.splitlines()
+    summary, _, table = outcome.out.partition("\n\n")
+    head, *rows = table.splitlines()
     assert summary.startswith("60 requests over ")
     assert head.split() == ["dual", "fcfs"]
     names = {row.split("  ")[0] for row in rows}
@@ -45,8 +51,8 @@ def test_a_column_per_policy(fovea: Caller) -> None:
     } <= names
 
 
-def test_json_is_the_last_line(fovea: Caller) -> None:
-    body = json.loads(fovea("simulate", "--policy", "priority", *SMALL, "--json").out.splitlines()[-1])
+def test_json(fovea: Caller) -> None:
+    body = fovea("simulate", "--policy", "priority", *SMALL, "--json").json
     assert body["requests"] == 60
     report = body["policies"]["priority"]
     assert report["classes"]["all"]["finished"] == 60
@@ -55,8 +61,8 @@ def test_json_is_the_last_line(fovea: Caller) -> None:
 
 def test_a_saved_trace_gives_the_report_of_its_load(fovea: Caller, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
-    report = fovea("simulate", *SMALL, "--seed", 5, "--save-trace", path, "--json").out.splitlines()[-1]
-    assert fovea("simulate", "--trace", path, "--json").out.splitlines()[-1] == report
+    report = fovea("simulate", *SMALL, "--seed", 5, "--save-trace", path, "--json").json
+    assert fovea("simulate", "--trace", path, "--json").json == report
 
 
 def test_costs_and_targets_matter(fovea: Caller, tmp_path: Path) -> None:
@@ -75,19 +81,22 @@ def test_the_batch_rule_has_a_target(fovea: Caller) -> None:
     ).error_line.replace("'0'", "0")
 
 
-def test_encoders_apart_have_a_column_beside_as_many_integrated_engines(fovea: Caller) -> None:
-    words = ("--policy", "dual", *SMALL, "--encoders", 1, "--replicas", 2, "--transfer-ms", 4, "--json")
-    outcome = fovea("simulate", *words)
+def test_encoders_apart_have_a_column_beside_as_many_integrated_engines(
+    fovea: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    words = ("simulate", "--policy", "dual", *SMALL, "--encoders", 1, "--replicas", 2, "--transfer-ms", 4)
+    outcome = fovea(*words)
     assert (outcome.code, outcome.err) == (0, "")
-    lines = outcome.out.splitlines()
+    lines = outcome.out.partition("\n\n")[2].splitlines()
     names = ["dual, 3 integrated", "dual, 1 encode + 2 answer"]
-    assert re.split("  +", lines[1].strip()) == names
+    assert re.split("  +", lines[0].strip()) == names
     assert re.fullmatch(
         r"dual, 1 encode \+ 2 answer: encoders busy [\d.]+%; \d+ outputs handed over, "
         r"each [\d.]+ MB in [\d.]+ ms",
-        lines[-2],
+        lines[-1],
     )
-    body = json.loads(lines[-1])["policies"]
+    body = fovea(*words, "--json").json["policies"]
     assert [*body] == names
     assert body[names[0]]["transfers"] == 0 < body[names[1]]["transfers"]
     assert body[names[1]]["classes"]["all"]["finished"] == 60
@@ -95,7 +104,7 @@ def test_encoders_apart_have_a_column_beside_as_many_integrated_engines(fovea: C
 
 def test_replicas_alone_are_integrated(fovea: Caller) -> None:
     outcome = fovea("simulate", "--policy", "dual", *SMALL, "--replicas", 3)
-    assert outcome.out.splitlines()[1].split() == ["dual"]
+    assert outcome.out.partition("\n\n")[2].splitlines()[0].split() == ["dual"]
 
 
 @pytest.mark.parametrize(

@@ -25,11 +25,13 @@ def sweep(fovea: Caller, tiny: Path) -> Any:
 
 def body(outcome: Outcome) -> Any:
     assert outcome.code == 0, outcome.err
-    return json.loads(outcome.out.splitlines()[-1])
+    return outcome.json
 
 
 def test_every_setting_gets_the_same_questions(sweep: Any) -> None:
-    result = body(sweep("--kinds", "colour,motion,small_object", "--methods", "uniform,relevance,resize"))
+    result = body(
+        sweep("--json", "--kinds", "colour,motion,small_object", "--methods", "uniform,relevance,resize")
+    )
     assert (result["model"], result["seed"], result["failed"]) == ("tiny", 1_000_000_000, 0)
     names = [setting["name"] for setting in result["settings"]]
     assert names == ["full", "uniform 0.5", "relevance 0.5", "resize 0.5"]
@@ -57,13 +59,13 @@ def test_every_timed_request_finds_all_caches_empty(sweep: Any, monkeypatch: pyt
     monkeypatch.setattr(
         Engine, "clear_caches", lambda self, *stages: (cleared.append(stages), clear(self, *stages))[1]
     )
-    body(sweep("--kinds", "colour", "--methods", "relevance"))
+    body(sweep("--json", "--kinds", "colour", "--methods", "relevance"))
     assert len(cleared) == 2 * 2  # two settings, each with a request before the timed one
     assert {frozenset(CACHE_STAGES) - set(stages) for stages in cleared} == {frozenset({"disk"})}
 
 
 def test_settings_are_compared_in_pairs(sweep: Any) -> None:
-    result = body(sweep("--kinds", "colour", "--methods", "random,relevance"))
+    result = body(sweep("--json", "--kinds", "colour", "--methods", "random,relevance"))
     compared = [(one["first"], one["second"], one["group"]) for one in result["comparisons"]]
     assert compared == [
         ("random 0.5", "full", ALL), ("relevance 0.5", "full", ALL), ("relevance 0.5", "random 0.5", ALL),
@@ -79,7 +81,7 @@ def test_the_bundled_model_by_every_method(fovea: Caller, tmp_path: Path) -> Non
     chart = tmp_path / "sweep.png"
     words = ("--sweep", "--count", 1, "--timed", 1, "--kinds", "colour", "--shares", "0.5", "--plot", chart)
     words += ("--max-pixels", 30_000)  # large images are timed, too
-    outcome = fovea("eval", *words)
+    outcome = fovea("eval", *words, "--json")
     result = body(outcome)
     assert [setting["method"] for setting in result["settings"]] == [
         None, "resize", "uniform", "random", "dart", "dart_query", "dpp", "dpp_query",
@@ -88,8 +90,18 @@ def test_the_bundled_model_by_every_method(fovea: Caller, tmp_path: Path) -> Non
     assert result["settings"][0]["scores"][-1]["correct"] == 1
     assert chart.read_bytes().startswith(b"\x89PNG")
     assert "1 of 1 questions" in outcome.err
-    assert outcome.out.startswith("| setting ")
-    assert "Per kind, 0.5 of the tokens kept:" in outcome.out
+
+
+def test_tables(sweep: Any) -> None:
+    """They fit the terminal; a page gets them as Markdown."""
+    words = ("--kinds", "colour", "--methods", "uniform,random,dart,relevance,resize,tome")
+    outcome = sweep(*words)
+    assert outcome.code == 0
+    assert outcome.out.startswith("setting ")
+    assert "\nPer kind, 0.5 of the tokens kept:\n" in outcome.out
+    assert "{" not in outcome.out
+    assert max(map(len, outcome.out.splitlines())) <= 80
+    assert sweep(*words[:2], "--methods", "uniform", "--markdown").out.startswith("| setting ")
 
 
 def test_questions_from_a_file(sweep: Any, folder: Path) -> None:

@@ -34,7 +34,14 @@ def log(file: Path) -> UsageLog:
     return log
 
 
-def test_a_table_while_the_gateway_writes(log: UsageLog, fovea: Caller) -> None:
+def test_a_table_while_the_gateway_writes(
+    log: UsageLog, fovea: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 80 columns it has two parts, each with the names."""
+    narrow = fovea("usage", *PERIOD).out.splitlines()
+    assert max(map(len, narrow)) <= 80
+    assert [line.split()[0] for line in narrow[1:] if line] == ["tenant", "alice", "bob", "all"] * 2
+    monkeypatch.setenv("COLUMNS", "120")
     outcome = fovea("usage", *PERIOD)
     log.close()
     assert outcome.code == 0

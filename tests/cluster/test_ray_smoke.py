@@ -63,7 +63,7 @@ def test_a_wrong_spec_names_file_and_setting(tmp_path: Path, capsys: pytest.Capt
     file.write_text("[[model]]\nsettings = { max_quue = 3 }\n")
     assert main(["cluster", "up", "--spec", str(file)]) == 2
     err = capsys.readouterr().err
-    assert "cluster.toml: [[model]] number 1 settings: unknown key 'max_quue'" in err
+    assert "cluster.toml:2: [[model]] number 1 settings: unknown key 'max_quue'" in err
     assert "did you mean 'max_queue'" in err
 
 

@@ -9,21 +9,38 @@ from hypothesis import strategies as st
 from fovea.core.errors import ConfigError
 from fovea.deploy.gpus import GPUS, MIG_PROFILES
 from fovea.deploy.spec import DeploySpec, Gateway, Monitoring, Pool, Redis, Scale, Stop
+from fovea.deploy.tables import Kubernetes, Tracing
 from fovea.deploy.target import Files, render
 from tests.deploy.specs import FULL, SMALL
 
 TARGETS = ("kubernetes", "leaderworkerset", "kserve", "rayservice", "gateway-api", "istio")
 NO_GATEWAY = DeploySpec(
-    pools=(Pool(name="v1", replicas=9), Pool(name="v2", replicas=1)), tls=True, monitoring=Monitoring()
+    pools=(Pool(name="v1", replicas=9), Pool(name="v2", replicas=1)),
+    tls=True,
+    monitoring=Monitoring(),
+    kubernetes=Kubernetes(tls_ends="gateway"),
 )
 """Two versions of one model without a gateway, and TLS."""
-SPECS = {"full": FULL, "small": SMALL, "no-gateway": NO_GATEWAY}
+SECURE = DeploySpec(
+    pools=(
+        Pool(name="qwen", model="Qwen/Qwen3-VL-4B-Instruct", hardware="cuda", gpu="L4", weights_gib=60),
+        Pool(name="own", model="/models/own", weights_image="registry.example.com/own:1"),
+    ),
+    tls=True,
+    gateway=Gateway(replicas=2),
+    redis=Redis(disk_gib=5),
+    monitoring=Monitoring(),
+    tracing=Tracing(),
+    kubernetes=Kubernetes(issuer="letsencrypt", storage_class="fast"),
+)
+"""Pods that end TLS, shared weights, a disk for Redis, and traces."""
+SPECS = {"full": FULL, "small": SMALL, "no-gateway": NO_GATEWAY, "secure": SECURE}
 
 
 @cache
 def files(spec: str) -> Files:
-    """Return the files of all targets for one of SPECS."""
-    return render(SPECS[spec], TARGETS)
+    """Return the files of all targets for one of SPECS that do not refuse it."""
+    return rendered(SPECS[spec])
 
 
 def folders(rendered: Files) -> list[str]:
@@ -54,6 +71,7 @@ def pools(draw: st.DrawFn, name: str, model: str) -> Pool:
         spot=draw(st.booleans()),
         spot_notice_s=draw(st.sampled_from((10, 30, 120))),
         disk_gib=draw(st.sampled_from((1, 50, 51, 500))),
+        weights_gib=draw(st.sampled_from((0, 100))),
     )
 
 
@@ -75,11 +93,14 @@ def specs(draw: st.DrawFn) -> DeploySpec:
         name=draw(st.sampled_from(("fovea", "a", "a-name-of-thirty-characters-xx"))),
         namespace=draw(st.sampled_from(("", "other"))),
         tls=draw(st.booleans()),
-        gateway=gateway,
-        redis=draw(st.sampled_from((None, Redis()))) if gateway is not None else None,
-        monitoring=draw(
-            st.sampled_from((None, Monitoring(), Monitoring(otlp_endpoint="https://otel.x:4318")))
+        kubernetes=Kubernetes(
+            tls_ends=draw(st.sampled_from(("pods", "gateway"))),
+            issuer=draw(st.sampled_from(("", "letsencrypt"))),
         ),
+        tracing=draw(st.sampled_from((None, Tracing(), Tracing(backend="tempo.x:4317")))),
+        gateway=gateway,
+        redis=draw(st.sampled_from((None, Redis(), Redis(disk_gib=5)))) if gateway is not None else None,
+        monitoring=draw(st.sampled_from((None, Monitoring(), Monitoring(retention_days=3)))),
         stop=stop,
         scale=Scale(shrink_after_s=draw(st.sampled_from((0, 300, 3600)))),
     )
@@ -91,6 +112,7 @@ def rendered(spec: DeploySpec) -> Files:
     for target in TARGETS:
         try:
             found |= render(spec, [target])
-        except ConfigError:
-            assert target == "leaderworkerset"
+        except ConfigError as error:
+            if error.param != "tls_ends":
+                raise
     return found

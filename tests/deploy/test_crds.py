@@ -1,11 +1,5 @@
-"""Rendered objects against the schemas of their operators, if a folder has them.
+"""Rendered objects against the schemas of their operators, which `make crd-schemas` downloads."""
 
-FOVEA_CRDS names a folder with CustomResourceDefinitions as YAML, such as those of KEDA, Istio, the Gateway
-API and its inference extension, KServe, LeaderWorkerSet and the Prometheus operator. They are not kept here,
-because each is the work of another project, and large.
-"""
-
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,12 +7,11 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from tools.crds import FOLDER
 
 from fovea.deploy.lint.fields import specifications
 from fovea.deploy.lint.objects import LOADER, Object, load_objects
 from tests.deploy import manifests
-
-FOLDER = os.environ.get("FOVEA_CRDS", "")
 
 
 def strict(schema: Any) -> Any:
@@ -64,9 +57,9 @@ def custom() -> Iterator[Object]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not FOLDER, reason="FOVEA_CRDS names no folder of CustomResourceDefinitions")
+@pytest.mark.skipif(not FOLDER.is_dir(), reason="`make crd-schemas` has not been run")
 def test_objects_keep_to_the_schemas_of_their_operators() -> None:
-    known = schemas(Path(FOLDER))
+    known = schemas(FOLDER)
     assert set(known) >= set(specifications())
     for each in custom():
         validator = jsonschema.Draft202012Validator(known[f"{each.api} {each.kind}"])

@@ -9,21 +9,23 @@ from typing import Any
 import pytest
 
 from fovea.core.settings import settings_of
-from fovea.deploy.front import EXACT, PREFIXES
+from fovea.deploy.front import EXACT, FOLDERS
 from fovea.deploy.machine import SERVICES
+from fovea.deploy.monitoring.objectives import Targets
 from fovea.deploy.read import SECTIONS
 from fovea.deploy.spec import DeploySpec, Pool
 from fovea.deploy.target import TARGETS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding="utf-8")
 CLASSES: dict[str, Any] = {"top": DeploySpec, "[[pool]]": Pool, **{f"[{k}]": v for k, v in SECTIONS.items()}}
+CLASSES["[monitoring.targets]"] = Targets
 
 
 def table(cls: type) -> str:
     """Return the rows of a table of the spec: key, default, accepted values, help."""
     rows = []
     for entry in settings_of(cls, nested=False):
-        default = "empty" if entry.default == "" else str(entry.default)
+        default = "empty" if entry.default in ("", ()) else str(entry.default)
         default = default.lower() if isinstance(entry.default, bool) else default
         accepted = re.sub("^, ", "empty, ", entry.rule.accepted) or (
             "true or false" if isinstance(entry.default, bool) else ""
@@ -42,7 +44,7 @@ def test_the_page_names_all_targets() -> None:
 
 
 def test_the_page_names_the_public_paths_and_the_services() -> None:
-    for word in (*EXACT, *PREFIXES, *SERVICES):
+    for word in (*EXACT, *(f"{each}/" for each in FOLDERS), *SERVICES):
         assert f"`{word}`" in PAGE
 
 

@@ -129,12 +129,13 @@ def test_targets_are_in_the_rules() -> None:
     assert values(recording_rules()) | {"fovea_slo:budget:ratio errors": "vector(0.05)"} == values(
         recording_rules(Targets(success=0.95))
     )
-    assert 'le="10.0"' not in recording_rules()
-    assert 'le="10.0"' in recording_rules(Targets(p99_s=10.0))
+    assert 'le="2.5"' not in recording_rules()
+    assert 'le="2.5"' in recording_rules(Targets(p99_s=2.5))
+    assert "latency_p99" not in recording_rules(Targets(p99_s=0))
 
 
 def test_a_target_between_two_buckets_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"p95_s is 0\.3; accepted: a bound .*0\.25, 0\.5"):
+    with pytest.raises(ConfigError, match=r"p95_s is 0\.3; accepted: 0, or a bound .*0\.25, 0\.5"):
         Targets(p95_s=0.3)
 
 

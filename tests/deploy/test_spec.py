@@ -53,6 +53,15 @@ def test_the_example_of_the_docstring_is_a_spec(tmp_path: Path) -> None:
         ({"pool": [{"name": "a", "settings": {"host": "x"}}]}, "holds host, which is rendered"),
         ({"pool": [{"name": "a", "replicas": 3, "max_replicas": 2}]}, "max_replicas is 2; accepted: 0, or 3"),
         ({"pool": [{"name": "a", "gpu": "T4"}]}, "but hardware is cpu"),
+        ({"pool": [{"name": "a", "weights_gib": 9}]}, "accepted: a hub id, or no weights_gib"),
+        ({"pool": [{"name": "a", "weights_image": "x:1"}]}, "accepted: an absolute folder, such as /models"),
+        ({"tls": True, "proxy_port": 80}, "proxy_port and redirect_port are both 80"),
+        ({"trusted_proxies": ["10.0.0.0/33"]}, "accepted: addresses and networks"),
+        ({"images": {"redis": "redis 8"}}, "[images]: redis is 'redis 8'; accepted: an image"),
+        ({"images": {"redys": "redis:8"}}, "[images]: unknown key 'redys'; did you mean 'redis'?"),
+        ({"tracing": {"backend": "http://x"}}, "accepted: HOST:PORT, such as tempo.example.com:4317"),
+        ({"tracing": {}, "monitoring": {"otlp_endpoint": "http://c:4318"}}, "accepted: one of them"),
+        ({"kubernetes": {"tls_ends": "proxy"}}, "accepted: pods, gateway"),
         ({"pool": [{"name": "a", "hardware": "cuda", "mig": "3g.20gb"}]}, "mig needs gpu"),
         (
             {"pool": [{"name": "a", "hardware": "cuda", "gpu": "A100-40GB", "mig": "9g.40gb"}]},
@@ -70,6 +79,45 @@ def test_a_wrong_spec_is_refused_with_what_is_accepted(values: dict[str, Any], w
     with pytest.raises(ConfigError) as error:
         of(**values)
     assert words in error.value.message
+
+
+WRONG = """
+nme = "vlm"
+host = "a b"
+[[pool]]
+name = "A"
+cpu = 3
+[[pool]]
+name = "b"
+settings = { max_queu = 64, host = "x" }
+[pool.extra]
+[gateway]
+replicas = 0
+[gateway.settings]
+worker = 2
+"""
+
+
+def test_all_errors_of_a_spec_are_reported_with_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "deploy.toml"
+    path.write_text(WRONG)
+    with pytest.raises(ConfigError) as caught:
+        read_spec(path, KNOWN)
+    expected = (
+        "2: unknown key 'nme'; did you mean 'name'?",
+        "14: [gateway] settings: unknown key 'worker'; did you mean 'workers'?",
+        "12: [gateway]: replicas is 0; accepted: 1 to 100",
+        "6: [[pool]] number 1: unknown key 'cpu'; did you mean 'cpus'?",
+        "5: [[pool]] number 1: name is 'A'; accepted: ",
+        "9: [[pool]] number 2 settings holds host, which is rendered",
+        "9: [[pool]] number 2 settings: unknown key 'max_queu'; did you mean 'max_queue'?",
+        "10: [[pool]] number 2: unknown key 'extra'",
+        "3: host is 'a b'; accepted: a DNS name",
+    )
+    found = [each.message for each in caught.value.findings]
+    assert len(found) == len(expected)
+    for message, beginning in zip(found, expected, strict=True):
+        assert message.startswith(f"{path}:{beginning}")
 
 
 def test_the_grace_period_is_longer_than_everything_before_the_kill() -> None:

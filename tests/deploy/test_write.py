@@ -90,4 +90,4 @@ def test_a_check_passes_fails_or_is_skipped(tmp_path: Path) -> None:
     assert run_check(Check("echo", ("a warning",), "file"), tmp_path).status == "passed"
     assert run_check(Check("echo", ("a warning",), "file", silent=True), tmp_path).status == "failed"
     skipped = run_check(Check("no-such-tool", (), "file"), tmp_path)
-    assert (skipped.status, skipped.output) == ("skipped", "no-such-tool is not installed")
+    assert (skipped.status, skipped.output) == ("skipped", "not installed: no-such-tool")

@@ -308,7 +308,7 @@ def test_a_backend_with_cold_caches_is_no_outlier() -> None:
         if cold:
             backend.come_back(now)
         for _ in range(2 * LEAST_SAMPLES):
-            backend.note_first_byte(0.4 if cold else 0.02, 300)
+            backend.note_first_byte(0.4 if cold else 0.02)
     settings = ResilienceSettings(slow_start_s=SLOW_START_S)
     assert eject_outliers(list(made), settings, now + SLOW_START_S / 2) == []
     assert eject_outliers(list(made), settings, now + SLOW_START_S) == [made.get("engine-2")]
@@ -320,12 +320,12 @@ def test_more_new_images_than_others_are_no_reason_to_be_ejected() -> None:
     for backend in made:
         new = 10 if backend.name == "engine-2" else 6
         for number in range(LEAST_SAMPLES):
-            backend.note_first_byte(0.4 if number < new else 0.02, 300)
+            backend.note_first_byte(0.4 if number < new else 0.02)
     settings = ResilienceSettings()
     assert eject_outliers(list(made), settings, 200.0) == []
     for _ in range(4 * LEAST_SAMPLES):  # now it is slow for known images, too
         for backend in made:
-            backend.note_first_byte(0.4 if backend.name == "engine-2" else 0.02, 300)
+            backend.note_first_byte(0.4 if backend.name == "engine-2" else 0.02)
     assert eject_outliers(list(made), settings, 200.0) == [made.get("engine-2")]
 
 
@@ -336,7 +336,7 @@ def test_a_backend_with_more_requests_may_be_slower(share: int) -> None:
     for backend in made:
         busy = backend.name == "engine-3"
         for _ in range(2 * LEAST_SAMPLES * (share if busy else 1)):
-            backend.note_first_byte(0.5 if busy else 0.1, 300)
+            backend.note_first_byte(0.5 if busy else 0.1)
     ejected = eject_outliers(list(made), ResilienceSettings(), 200.0)
     assert [one.name for one in ejected] == (["engine-3"] if share == 1 else [])
 

@@ -11,12 +11,12 @@ import torch
 from fovea.core.errors import ConfigError
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import load_model
+from fovea.kernels.choose import described
 from fovea.kernels.float8 import (
     FLOAT8,
     FLOAT8_MAX,
     FP8,
     Fp8Product,
-    check_fp8,
     multiply,
     multiply_on_cuda,
     round_rows,
@@ -112,15 +112,19 @@ def test_other_devices_are_refused_before_weights_are_read(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with pytest.raises(
-        ConfigError, match="compute capability 9.0 and bfloat16, but the device is cpu; accepted here: none"
+        ConfigError,
+        match="fp8 needs compute capability 9.0; the device cpu is a CPU; accepted here: none, int8, int4",
     ):
         load_model("fovea-tiny", EngineConfig.of(device="cpu", quantization="fp8"))
-    cuda = torch.device("cuda")
+    cuda, config = torch.device("cuda"), EngineConfig.of(quantization="fp8")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A GPU")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
-    with pytest.raises(ConfigError, match="A GPU has 8.9, the model runs in bfloat16"):
-        check_fp8(cuda, BF16)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    check_fp8(cuda, BF16)
-    with pytest.raises(ConfigError, match="A GPU has 9.0, the model runs in float32"):
-        check_fp8(cuda, torch.float32)
+    with pytest.raises(ConfigError, match="needs compute capability 9.0; A GPU has 8.9; accepted here: none"):
+        config.check_on(described("auto", cuda, BF16), "bfloat16")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
+    config.check_on(described("auto", cuda, BF16), "bfloat16")
+    with pytest.raises(ConfigError, match="fp8 needs bfloat16; the model runs in float32"):
+        config.check_on(described("auto", cuda, torch.float32), "float32")
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    with pytest.raises(ConfigError, match="A GPU is a GPU of AMD; accepted here: none"):
+        config.check_on(described("auto", cuda, BF16), "bfloat16")

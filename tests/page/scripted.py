@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from fovea.server.routes.page import HEADERS, INDEX, read_folder
+from fovea.http.page import HEADERS, INDEX, read_folder
 
 Parts = Callable[[dict[str, Any]], Iterable[bytes]]
 

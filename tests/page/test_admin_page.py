@@ -12,8 +12,8 @@ import uvloop
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Route, expect
 
+from fovea.http.page import FOLDER
 from fovea.server.app import create_app
-from fovea.server.routes.page import FOLDER
 from fovea.server.run import serving
 from fovea.server.settings import ServerSettings
 from tests.page.support import WIDE, Watch

@@ -104,6 +104,39 @@ def test_boxes_and_heat_map_match_the_answer_at_two_zooms(page: Page) -> None:
     assert page.locator("#viewer[open]").count() == 0
 
 
+def test_choosing_a_method_takes_half_of_the_tokens(page: Page) -> None:
+    """It left the share at all tokens, where a method does nothing and no map appears."""
+    shown = page.locator("#keep-value")
+    page.select_option("#method", "relevance")
+    assert shown.inner_text() == "50\u00a0%"
+    page.locator("#keep").fill("25")
+    page.select_option("#method", "dpp")
+    assert shown.inner_text() == "25\u00a0%", "a share that was chosen stays"
+    page.locator("#keep").fill("100")
+    page.select_option("#method", "dart")
+    assert shown.inner_text() == "100\u00a0%"
+    page.select_option("#method", "server")
+    page.select_option("#method", "relevance")
+    assert shown.inner_text() == "50\u00a0%"
+
+
+def test_what_is_saved_is_the_difference(page: Page) -> None:
+    """The page said "Saves 97 ms to the first token, not 328": the time that is left, not the one saved."""
+    words = page.evaluate(
+        """async () => {
+            const { describeBudget } = await import("./ui/budget.js");
+            const row = (ttft_ms) => ({ ttft_ms, all: 90, small_details: 80 });
+            const methods = { relevance: { 0.5: row(96.6), 0.25: row(400.4) } };
+            const figures = { full: row(327.8), methods };
+            return describeBudget(figures, "relevance", 0.4).measured.map(({ label, time }) => [label, time]);
+        }"""
+    )
+    assert words == [
+        ["Costs", "72 ms to the first token (400 ms, not 328 ms)"],
+        ["Saves", "231 ms to the first token (97 ms, not 328 ms)"],
+    ]
+
+
 def test_history_outlives_a_reload_and_caches_are_shown(page: Page) -> None:
     paste_file(page, EXAMPLES / "sign.png")
     ask(page, "What text is in the image?")

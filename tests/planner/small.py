@@ -15,10 +15,12 @@ EXACT = MappingProxyType({"encode": 1.0, "prefill": 1.0, "decode": 1.0, "link": 
 GPU = Hardware(
     "small-gpu", "gpu", "nvidia", 10**9, 1e11, MappingProxyType({"bf16": 1e13, "fp16": 1e13, "fp8": 2e13}),
     usable=1.0, devices=8, link_kind="nvlink", link_bandwidth=1e10, tdp=100.0, price=2.0, efficiency=EXACT,
+    capability="9.0",
 )  # fmt: skip
 CPU = Hardware(
     "small-cpu", "cpu", "amd", 10**9, 1e10, MappingProxyType({"bf16": 1e12, "fp32": 5e11, "int8": 2e12}),
     usable=1.0, price=0.5, efficiency=EXACT,
+    capability="avx512",
 )  # fmt: skip
 SHAPE = ModelShape(
     name="small", family="llava", hidden=64, vocabulary=1000, max_positions=4096, layers=2,

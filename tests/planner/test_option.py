@@ -205,11 +205,12 @@ def test_formats_by_part_are_searched_beside_recipes() -> None:
 
 def test_types_follow_the_arithmetic_of_the_device() -> None:
     turing = replace(GPU, peaks={"fp16": 1e13, "fp32": 1e12, "int8": 2e13})
-    old = replace(CPU, peaks={"fp32": 1e12})
+    old = replace(CPU, peaks={"fp32": 1e12}, capability="")
     for device, dtype, storage in (
         (turing, "float16", "plain"),
         (old, "float32", "plain"),
         (CPU, "bfloat16", "panels"),
+        (replace(CPU, peaks={"fp32": 1e12}, capability="avx2"), "bfloat16", "panels"),
     ):
         found = recommend(
             SHAPE, [device], Workload((IMAGE,)), pixels_by_64, precisions=("int8",), devices=(1,)
@@ -405,7 +406,7 @@ def test_emitted_files_are_accepted(setup: object, tmp_path: Path) -> None:
     pools = (config.kv.kv_cache_mib + config.kv.state_cache_mib + config.outputs.embed_cache_mib) << 20
     assert pools <= option.capacity.total - option.capacity.weight_bytes + (2 << 20)
     spec = tmp_path / "deploy.toml"
-    spec.write_text(emit.deploy_toml(choice, workload, {"small-gpu": "L4"}), encoding="utf-8")
+    spec.write_text(emit.deploy_toml(choice, workload, {"small-gpu": "H200-141GB"}), encoding="utf-8")
     deployment = read_spec(spec, known_settings())
     assert deployment.pools[0].replicas == option.replicas
     for target in ("docker", "compose", "kubernetes"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tools.planner_pages import hardware_table, short_table, situation_rows
+from tools.planner_pages import hardware_table, kv_sentence, precision_table, short_table, situation_rows
 
 from tests.planner.documents.table import counts
 
@@ -16,6 +16,12 @@ def test_the_table_of_devices() -> None:
     table = hardware_table().partition("\n\n")[0].splitlines()
     rows = ["|".join(line.split("|")[:-2]) + "|" for line in table]
     assert "\n".join(rows) in (DOCS / "planner-hardware.md").read_text()
+
+
+def test_the_table_of_what_runs_where() -> None:
+    text = (DOCS / "planner-hardware.md").read_text()
+    assert precision_table() in text
+    assert kv_sentence() in text
 
 
 def test_the_counts_of_judged_figures() -> None:

@@ -12,8 +12,8 @@ import httpx
 import pytest
 import uvloop
 
+from fovea.http.page import FOLDER, TYPES, read_folder
 from fovea.server.app import create_app
-from fovea.server.routes.page import FOLDER, TYPES, read_folder
 from fovea.server.run import serving
 from fovea.server.settings import AccessSettings, ServerSettings
 from tests.server.scripted import Script

@@ -15,9 +15,9 @@ MILLION = 1_000_000
 def recording_tests() -> str:
     """Return a file for `promtool test rules`.
 
-    Each minute 100 requests end at the server. 2 of them fail, 40 take longer than 0.2 s, 10 longer than
-    0.5 s and 5 longer than 1 s. 4 of 100 first tokens come later than 1 s. The gateway has 200 requests, of
-    which 1 fails. The server is not ready in 6 of the first 60 minutes.
+    Each minute 100 requests end at the server. 2 of them fail, 40 take longer than 30 s, and 10 longer than
+    120 s. 4 of 100 first tokens come later than 10 s, and 20 of 1,000 further ones later than 0.5 s. The
+    gateway has 200 requests, of which 1 fails. The server is not ready in 6 of the first 60 minutes.
     """
     tests = [
         {
@@ -73,17 +73,19 @@ def _input() -> dict[str, str]:
         server("fovea:requests_total", f'{CHAT}, status="200"'): f"0+98x{MINUTES}",
         server("fovea:requests_total", f'{CHAT}, status="500"'): f"0+2x{MINUTES}",
         server("fovea:requests_total", 'route="/v1/models", status="500"'): f"0+50x{MINUTES}",
-        **dict(bucket(le, each) for le, each in (("0.2", 60), ("0.5", 90), ("1.0", 95), ("+Inf", 100))),
+        **dict(bucket(le, each) for le, each in (("30.0", 60), ("120.0", 90), ("+Inf", 100))),
         server("fovea:request_seconds_count", CHAT): f"0+100x{MINUTES}",
-        server("fovea:ttft_seconds_bucket", 'le="1.0"'): f"0+96x{MINUTES}",
+        server("fovea:ttft_seconds_bucket", 'le="10.0"'): f"0+96x{MINUTES}",
         server("fovea:ttft_seconds_bucket", 'le="+Inf"'): f"0+100x{MINUTES}",
         server("fovea:ttft_seconds_count"): f"0+100x{MINUTES}",
+        server("fovea:itl_seconds_bucket", 'le="0.5"'): f"0+980x{MINUTES}",
+        server("fovea:itl_seconds_count"): f"0+1000x{MINUTES}",
         server("fovea:ready"): f"0x5 1x{MINUTES}",
         server("up"): f"1x{MINUTES}",
         gateway("fovea_gateway_requests_total", 'status="200", tenant="a"'): f"0+199x{MINUTES}",
         gateway("fovea_gateway_requests_total", 'status="502", tenant="a"'): f"0+1x{MINUTES}",
         gateway("fovea_gateway_request_seconds_count", 'model="m"'): f"0+200x{MINUTES}",
-        gateway("fovea_gateway_request_seconds_bucket", 'model="m", le="0.5"'): f"0+180x{MINUTES}",
+        gateway("fovea_gateway_request_seconds_bucket", 'model="m", le="120.0"'): f"0+180x{MINUTES}",
     }
 
 
@@ -101,8 +103,9 @@ def _expected() -> list[tuple[str, str, dict[str, float]]]:
             ("errors", 0.02),
             ("latency_p50", 0.4),
             ("latency_p95", 0.1),
-            ("latency_p99", 0.05),
+            ("latency_p99", 0.1),
             ("ttft", 0.04),
+            ("itl", 0.02),
         )
     ]
     return [

@@ -3,7 +3,7 @@
 The home folder is empty, and PATH has uv or pipx, Python and two of the system's programs: no compiler, no
 Fovea. A server of this program offers the wheel as an index does; all else comes from PyPI. `uvx` and
 `pipx run` then answer a question about a picture, twice. With a wheel of torch for CPUs, the index offers it,
-too; without one, PyTorch's own index does, by the options that docs/dependencies.md names.
+too; without one, PyTorch's own index does, by the options that docs/install.md names.
 
 `python -m tools.release.newcomer --sizes` prints what an installation downloads, with torch for CUDA or CPUs.
 """

@@ -1,4 +1,5 @@
-"""The audit log: lines about refused requests, and, if it is wanted, a line for every answered one.
+"""The audit log: lines about refused requests and changes of keys, and, if it is wanted, a line for every
+answered request.
 
 A line about an answered request says who used what, and never what was in it. It holds numbers, names that
 the operator chose, and digests. It holds no text, address, query string or byte of a request or answer, and
@@ -39,7 +40,8 @@ class Audit:
 
     clock: returns the time in seconds.
     target: place of the lines of answered requests: the path of a file; "true": the logger `fovea.access`;
-        "false": nowhere. Lines about refused requests go to the logger `fovea.audit`.
+        "false": nowhere. Lines about refused requests go to the logger `fovea.audit`, those about changes to
+        both.
 
     Raises ConfigError if the file cannot be opened.
     """
@@ -64,11 +66,19 @@ class Audit:
             of a key, `route` a text of the program's own, `image_list` has (width, height, hex digits of the
             digest).
         """
-        at = datetime.datetime.fromtimestamp(at_s, datetime.UTC)
-        time_ = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
         self._answered.write(
-            {"time": time_, **{name: _harmless(name, value) for name, value in fields.items()}}
+            {"time": _time(at_s), **{name: _harmless(name, value) for name, value in fields.items()}}
         )
+
+    def changed(self, at_s: float, fields: Mapping[str, Any]) -> None:
+        """Write a line about a change that an operator made, to both places.
+
+        fields: numbers and texts by name, which hold no key: who, from which address, what. Their texts are
+            escaped as JSON, so none can forge a line.
+        """
+        values = {"time": _time(at_s), **fields}
+        self._answered.write(values)
+        log.warning("changed %s", json.dumps(values))
 
     def close(self) -> None:
         """Write the waiting lines and close the file."""
@@ -103,6 +113,11 @@ class Audit:
         if self._skipped:
             log.warning("refused: and %s more in %.0f s", f"{self._skipped:,}", elapsed)
         self._began, self._lines, self._skipped = self._clock(), 0, 0
+
+
+def _time(at_s: float) -> str:
+    at = datetime.datetime.fromtimestamp(at_s, datetime.UTC)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _harmless(name: str, value: Any) -> Any:

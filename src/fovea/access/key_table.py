@@ -66,6 +66,7 @@ class KeyTable(Generic[L]):
         self.longest = max((LONGEST_KEY, *(len(key.encode()) for key in (*api, *admin, *metrics))))
         self._version: Version | None = None
         self._complaint = ""
+        self._thread: ThreadPoolExecutor | None = None
         self.keys: Keys[L] = Keys(self._fixed) if path is None else self._read(path)
         if path is not None and is_mounted_alone(path):
             log.warning(
@@ -87,6 +88,10 @@ class KeyTable(Generic[L]):
         """
         return self._apply(self._look())
 
+    async def refresh(self) -> bool:
+        """Do what `reload` does, in the thread that `watching` uses, so that looks have one order."""
+        return self._apply(await asyncio.get_running_loop().run_in_executor(self._thread, self._look))
+
     @asynccontextmanager
     async def watching(
         self, use: Callable[[Keys[L]], None], each: Callable[[], None] = lambda: None
@@ -96,8 +101,8 @@ class KeyTable(Generic[L]):
         use: gets the new keys after a change.
         each: is called before every look.
         """
-        with ThreadPoolExecutor(1, "fovea-keys") as thread:
-            task = asyncio.create_task(self._watch(thread, use, each))
+        with ThreadPoolExecutor(1, "fovea-keys") as self._thread:
+            task = asyncio.create_task(self._watch(self._thread, use, each))
             try:
                 yield
             finally:

@@ -28,13 +28,14 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
 
-from fovea.core.config_files import check_keys, errors_in, parse_toml
+from fovea.core.config_files import TomlFile, check_keys, errors_in, parse_toml
 from fovea.core.errors import ConfigError, Unauthorized
+from fovea.core.findings import Findings
 from fovea.core.private_files import exposure
 from fovea.core.settings import settings_of
 
@@ -126,34 +127,47 @@ def read_key_file(path: Path, limits: type[L]) -> KeyFile[L]:
             f"keys file {path} is too large; accepted: at most {LARGEST_FILE} bytes", param="keys_file"
         )
     try:
-        return parse_key_file(data.decode(), limits)
-    except (ConfigError, UnicodeDecodeError) as error:
+        text = data.decode()
+    except UnicodeDecodeError as error:
         raise ConfigError(f"keys file {path}: {error}", param="keys_file") from error
+    with TomlFile({}, path, text, "keys file").errors():
+        return parse_key_file(text, limits)
 
 
 def parse_key_file(text: str, limits: type[L]) -> KeyFile[L]:
-    """Parse the text of a keys file. Raises ConfigError, which names the key of a wrong entry."""
+    """Parse the text of a keys file. Raises ConfigError with all errors, each with the key of its entry."""
     reader = _Reader(limits)
     values = parse_toml(text, "it")
-    check_keys("the file", values, ("cache_secret", "default", "key"), "field")
+    findings = Findings()
+    with findings.part():
+        check_keys("the file", values, ("cache_secret", "default", "key"), "field")
     secret, default, entries = (
         values.get("cache_secret", ""),
         values.get("default", {}),
         values.get("key", []),
     )
-    if not isinstance(secret, str):
-        raise ConfigError('cache_secret is not a text; accepted: a text in quotes, as cache_secret = "..."')
     if not isinstance(default, dict) or not isinstance(entries, list):
         raise ConfigError(
             "default or key is not a table; accepted: a table [default], and a table [[key]] for every key"
         )
-    check_keys("[default]", default, reader.names, "field")
-    reader.limits(default, "[default]")
-    records = tuple(
-        reader.record(entry, default, f"[[key]] number {i}") for i, entry in enumerate(entries, 1)
-    )
+    with findings.part():
+        if not isinstance(secret, str):
+            raise ConfigError(
+                'cache_secret is not a text; accepted: a text in quotes, as cache_secret = "..."',
+                param="cache_secret",
+            )
+    with findings.part("default"):
+        check_keys("[default]", default, reader.names, "field")
+        reader.limits(default, "[default]")
+    if findings.errors:
+        default = {}  # it would add its errors to those of every key
+    records = []
+    for number, entry in enumerate(entries, 1):
+        with findings.part("key", number):
+            records.append(reader.record(entry, default, f"[[key]] number {number}"))
+    findings.check()
     _check_together(records)
-    return KeyFile(records, secret)
+    return KeyFile(tuple(records), str(secret))
 
 
 class _Reader(Generic[L]):
@@ -173,23 +187,25 @@ class _Reader(Generic[L]):
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ConfigError(
                 f"{where}: name is {name!r}; accepted: 1 to 64 letters, digits, dots, hyphens, "
-                "underscores and @"
+                "underscores and @",
+                param="name",
             )
-        where = f"key {name!r}"
-        check_keys(where, entry, (*_OWN_FIELDS, *self.names), "field")
+        where, findings = f"key {name!r}", Findings()
+        with findings.part():
+            check_keys(where, entry, (*_OWN_FIELDS, *self.names), "field")
         hashed, roles = entry.get("hash"), entry.get("roles", ["api"])
-        if not isinstance(hashed, str) or not _HASH.fullmatch(hashed):
-            raise ConfigError(f"{where}: hash is not {PREFIX} and 64 hex digits; `fovea keys new` prints it")
-        if not isinstance(roles, list) or not roles or any(role not in ROLES for role in roles):
-            raise ConfigError(f"{where}: roles is {roles!r}; accepted: a list of {', '.join(ROLES)}")
+        with findings.part():
+            _check_hash(hashed, where)
+        with findings.part():
+            _check_roles(roles, where)
         own = {key: value for key, value in entry.items() if key in self.names}
-        return KeyRecord(
-            name,
-            bytes.fromhex(hashed.removeprefix(PREFIX)),
-            frozenset(roles),
-            self.limits(default | own, where),
-            _expires(entry.get("expires"), where),
-        )
+        with findings.part():
+            limits = self.limits(default | own, where)
+        with findings.part():
+            expires = _expires(entry.get("expires"), where)
+        findings.check()
+        code = bytes.fromhex(str(hashed).removeprefix(PREFIX))
+        return KeyRecord(name, code, frozenset(roles), limits, expires)
 
     def limits(self, values: dict[str, Any], where: str) -> L:
         """Return the limits with these values. Lists become tuples. Raises ConfigError."""
@@ -198,22 +214,39 @@ class _Reader(Generic[L]):
             return self._make(**given)
 
 
+def _check_hash(value: Any, where: str) -> None:
+    if not isinstance(value, str) or not _HASH.fullmatch(value):
+        raise ConfigError(
+            f"{where}: hash is not {PREFIX} and 64 hex digits; `fovea keys new` prints it", param="hash"
+        )
+
+
+def _check_roles(value: Any, where: str) -> None:
+    if not isinstance(value, list) or not value or any(role not in ROLES for role in value):
+        raise ConfigError(
+            f"{where}: roles is {value!r}; accepted: a list of {', '.join(ROLES)}", param="roles"
+        )
+
+
 def _expires(value: Any, where: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, datetime.datetime):
         if value.tzinfo is None:
             raise ConfigError(
-                f"{where}: expires has no time zone; accepted: 2027-01-31T12:00:00Z or 2027-01-31"
+                f"{where}: expires has no time zone; accepted: 2027-01-31T12:00:00Z or 2027-01-31",
+                param="expires",
             )
         return value.timestamp()
     if isinstance(value, datetime.date):
         midnight = datetime.datetime(value.year, value.month, value.day, tzinfo=datetime.UTC)
         return midnight.timestamp()
-    raise ConfigError(f"{where}: expires is {value!r}; accepted: a date or a time of TOML, without quotes")
+    raise ConfigError(
+        f"{where}: expires is {value!r}; accepted: a date or a time of TOML, without quotes", param="expires"
+    )
 
 
-def _check_together(records: tuple[KeyRecord[L], ...]) -> None:
+def _check_together(records: Sequence[KeyRecord[L]]) -> None:
     """Raise ConfigError if a key is listed twice, or if keys of one client state different limits."""
     digests: set[bytes] = set()
     limits: dict[str, L] = {}

@@ -5,7 +5,7 @@ choice. `fovea gateway` works in front of any of them. docs/engine-advisor.md
 lists the rules and tells how to use your own.
 
   fovea advise --device x86-cpu --strangers true
-  fovea advise --device nvidia-gpu --several-devices true --checkpoint fp8 --sources
+  fovea advise --device nvidia-gpu --several-devices true --sources
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fovea.cli import options
+from fovea.cli.text import HelpFormatter
 from fovea.planner.advisor import Advice, Recommendation, Rule, Situation
 
 MOST_ENGINES, MOST_REASONS = 3, 2
@@ -101,7 +102,7 @@ def _rules(rules: Iterable[Rule]) -> list[dict[str, Any]]:
 
 def register(commands: Any) -> None:
     parser = commands.add_parser("advise", description=__doc__, usage="fovea advise [SITUATION] [OPTIONS]")
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.formatter_class = HelpFormatter
     options.add_options(parser, "situation", Situation)
     parser.add_argument("--rules", type=Path, metavar="FILE", help="your own rules (docs/engine-advisor.md)")
     parser.add_argument("--sources", action="store_true", help="print every reason with its source and date")

@@ -48,6 +48,7 @@ from fovea.cli.common import (
     sampling_values,
     utf8,
 )
+from fovea.cli.text import HelpFormatter
 from fovea.core.errors import InvalidRequest
 from fovea.core.json_text import is_blank, parse_object
 from fovea.media.pdf import Document, InvalidPdf, PageRange
@@ -239,7 +240,7 @@ async def answers(
 
 def register(commands: Any) -> None:
     parser = commands.add_parser("batch", description=__doc__, usage="fovea batch [OPTIONS] IN OUT.jsonl")
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.formatter_class = HelpFormatter
     parser.add_argument(
         "input", metavar="IN", help="questions, one JSON object per line; or a folder of images and PDF files"
     )

@@ -9,17 +9,17 @@ Fixed workloads, which run unless others are named:
   text       8 at once without images
   stall      the longest gap of a running stream while an image arrives
 Loads:
-  open       requests at --rate, however slow the server is (--arrivals poisson, ramp, burst)
+  open       requests at --rate, whatever the server does (see --arrivals)
   closed     --clients; each sends its next request after its answer
   chat       conversations of --turns turns about an image
   trace      the requests of --trace FILE, at their times
 
   fovea bench http://127.0.0.1:8000
-  fovea bench http://127.0.0.1:8000 open --rate 1,2,4 --requests 200 --plot load.png
+  fovea bench http://127.0.0.1:8000 open --rate 1,2,4 --plot load.png
   fovea bench http://127.0.0.1:8000 cold text --against yesterday.json
 
-The last line of stdout has everything as one JSON object. Exit code 1: a request failed, or a
-target of --sla was missed.
+With --json, everything is printed as one JSON object instead. Exit code 1: a request
+failed, or a target of --sla was missed.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ from fovea.bench.settings import FIXED, LOADS, Price, Shape, Target, Traffic
 from fovea.bench.sla import DEFAULT_SLA, read_sla
 from fovea.cli import options
 from fovea.cli.common import check_writable
+from fovea.cli.text import HelpFormatter, fitted
 from fovea.core.errors import ConfigError
 from fovea.core.trace import read_trace
 
 if TYPE_CHECKING:
     from fovea.bench.run import WorkloadResult
-    from fovea.bench.session import Session
+    from fovea.bench.session import Session, SessionResult
 
 
 class BenchProgress:
@@ -100,7 +101,7 @@ def register(commands: Any) -> None:
     parser = commands.add_parser(
         "bench", description=__doc__, usage="fovea bench URL [WORKLOAD ...] [OPTIONS]"
     )
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.formatter_class = HelpFormatter
     parser.add_argument("url", metavar="URL", help="URL of the server; without a path, /v1 is added")
     parser.add_argument(
         "words", nargs="*", metavar="WORKLOAD", help=f"workloads: {', '.join((*FIXED, *LOADS))}"
@@ -125,6 +126,7 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="write the results to a file, every request included"
     )
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw charts: .png, .svg or .pdf")
     parser.add_argument(
         "--against", type=Path, metavar="FILE", help="earlier results, to which ratios are shown"
@@ -138,7 +140,7 @@ def register(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from fovea.bench import session as event_loop
-    from fovea.bench.report import compare, format_result, read_results
+    from fovea.bench.report import compare, read_results
     from fovea.bench.session import measure
 
     session = _read(args)
@@ -146,23 +148,34 @@ def run(args: argparse.Namespace) -> int:
     with BenchProgress() as watch:
         findings = event_loop.run(measure(session, watch))
     body, results = findings.as_dict(), findings.results
+    comparison: list[str] = []
+    if before is not None:
+        comparison, body["against"] = compare(body, before)
+    _write(args, body, results)
+    if args.json:
+        print(json.dumps(body))
+    else:
+        _print(args, findings, comparison)
+    missed = args.sla is not None and any(v.met is False for result in results for v in result.verdicts)
+    return 1 if missed or any(result.summary.failed for result in results) else 0
+
+
+def _print(args: argparse.Namespace, findings: SessionResult, comparison: Sequence[str]) -> None:
+    from fovea.bench.report import format_result
+
+    results = findings.results
     lines = [format_result(result) for result in results]
     if any(result.verdicts for result in results):
-        lines.append(f"targets: {session.sla.source}")
+        lines.append(f"targets: {findings.session.sla.source}")
     lines += [f"note: {note}" for note in findings.dialect.notes]
     if (memory := findings.memory) is not None:
         lines.append(
             f"memory: {memory.peak_mib:.0f} MiB at most since its start, {memory.resident_mib:.0f} now, "
             f"{memory.processes} processes"
         )
-    if before is not None:
-        comparison, body["against"] = compare(body, before)
+    if comparison:
         lines += [f"against {args.against}:", *comparison]
-    print("\n".join(lines))
-    _write(args, body, results)
-    print(json.dumps(body))
-    missed = args.sla is not None and any(v.met is False for result in results for v in result.verdicts)
-    return 1 if missed or any(result.summary.failed for result in results) else 0
+    print(fitted("\n".join(lines)))
 
 
 def _read(args: argparse.Namespace) -> Session:

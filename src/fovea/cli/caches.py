@@ -8,6 +8,7 @@ import os
 from typing import Any
 
 from fovea.cli.common import call_server
+from fovea.cli.text import aligned
 from fovea.core.errors import ConfigError
 
 STAGES = (
@@ -54,8 +55,7 @@ def table(stages: dict[str, dict[str, float]]) -> str:
     rows = [["", *(name.replace("_bytes", "").replace("bytes", "MiB") for name in COLUMNS)]]
     for stage, values in stages.items():
         rows.append([stage, *(_shown(name, values.get(name)) for name in COLUMNS)])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    lines = [aligned(rows)]
     kv = stages.get("kv", {})
     if kv.get("query_tokens"):
         lines.append(f"prefix hits: {kv['hit_tokens']:.0f} of {kv['query_tokens']:.0f} tokens")

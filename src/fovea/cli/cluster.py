@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from fovea.cli import options
 from fovea.cli.fleet import add_simulate
+from fovea.cli.text import aligned, fitted
 from fovea.cluster.ray import cluster
 from fovea.cluster.ray.guard import start_guard
 from fovea.cluster.ray.ingress import environment
@@ -23,7 +24,7 @@ from fovea.core.errors import ConfigError, EngineError
 from fovea.core.private_files import private_folder
 
 if TYPE_CHECKING:
-    from fovea.cluster.ray.status import ClusterState
+    from fovea.cluster.ray.status import ClusterState, ReplicaState
     from fovea.planner.shape import ModelShape
 
 
@@ -160,34 +161,29 @@ def _interrupt(number: int, frame: object) -> NoReturn:
 
 
 def _show(state: ClusterState) -> None:
-    """Print a table of roles and a table of replicas."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    roles = Table("model", "role", "state", "replicas", "why", "last change", box=box.SIMPLE)
-    replicas = Table(
-        "replica", "model", "role", "state", "node", "pid", "work waits", "oldest", "in flight", "good",
-        box=box.SIMPLE,
-    )  # fmt: skip
+    """Print a line for each role, a table of replicas, and the nodes."""
+    replicas: list[tuple[str, ...]] = [
+        ("replica", "model", "role", "state", "node", "pid", "work waits", "oldest", "in flight", "good")
+    ]
     for model in state.models:
         for role in model.roles:
-            count = f"{len(role.replicas)} of {role.target}"
-            roles.add_row(model.name, role.role, role.state, count, role.message or role.reason, role.change)
-            for one in role.replicas:
-                replicas.add_row(
-                    one.name, model.name, role.role, one.state, one.node, str(one.pid or ""),
-                    "" if one.queued_s is None else f"{one.queued_s:.2f} s",
-                    "" if one.oldest_s is None else f"{one.oldest_s:.2f} s",
-                    "" if one.in_flight is None else str(one.in_flight),
-                    "" if one.good is None else f"{one.good:.0%}",
-                )  # fmt: skip
-    if not state.models:
-        console.print("no model is up")
+            why = "; ".join(filter(None, (role.message or role.reason, role.change)))
+            count = f"{len(role.replicas)} of {role.target} replicas"
+            _say(fitted(f"{model.name} {role.role}: {role.state}, {count}{f'; {why}' if why else ''}"))
+            replicas += [_cells(model.name, role.role, one) for one in role.replicas]
+    if state.models:
+        _say(f"\n{aligned(replicas)}\n")
     else:
-        console.print(roles)
-        console.print(replicas)
-    console.print(
-        "nodes: " + (", ".join(f"{node} ({count} replicas)" for node, count in state.nodes.items()) or "none")
-    )
+        _say("no model is up")
+    nodes = ", ".join(f"{node} ({count} replicas)" for node, count in state.nodes.items()) or "none"
+    _say(fitted(f"nodes: {nodes}"))
+
+
+def _cells(model: str, role: str, one: ReplicaState) -> tuple[str, ...]:
+    return (
+        one.name, model, role, one.state, one.node, str(one.pid or ""),
+        "" if one.queued_s is None else f"{one.queued_s:.2f} s",
+        "" if one.oldest_s is None else f"{one.oldest_s:.2f} s",
+        "" if one.in_flight is None else str(one.in_flight),
+        "" if one.good is None else f"{one.good:.0%}",
+    )  # fmt: skip

@@ -10,8 +10,7 @@ import argparse
 import gc
 import logging
 import sys
-import textwrap
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -19,6 +18,7 @@ from fovea.cli import options
 from fovea.cli.loading import loading_shown
 from fovea.core.constraints import AnswerFormat
 from fovea.core.errors import ConfigError, InvalidRequest
+from fovea.core.findings import Findings
 from fovea.core.media import AUTO, DETAILS, PixelBudget, VideoBudget, VisualTokens
 from fovea.core.sampling import SamplingParams
 from fovea.engine.config import EngineConfig, EngineOptions
@@ -127,19 +127,6 @@ def count(text: str) -> int:
 def names(text: str) -> tuple[str, ...]:
     """Split A,B into names, each once."""
     return tuple(dict.fromkeys(word.strip() for word in text.split(",")))
-
-
-def wrapped(text: str, width: int, first: str = "", later: str | None = None) -> list[str]:
-    """Break a text into lines. Characters that a terminal would not print are replaced.
-
-    first, later: beginnings of the first line and of the others; None: spaces below `first`.
-    """
-    plain = "".join(char if char.isprintable() else "?" for char in text)
-    indent = " " * len(first) if later is None else later
-    lines = textwrap.wrap(
-        plain, width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False
-    )
-    return lines or [first.rstrip()]
 
 
 def utf8(text: str) -> str:
@@ -283,15 +270,20 @@ def pixel_budget(args: argparse.Namespace, visual: VisualTokens | None = None) -
     return PixelBudget(detail=args.detail, max_pixels=args.max_pixels, visual=visual)
 
 
-def config_file(args: argparse.Namespace) -> dict[str, Any]:
+def config_file(args: argparse.Namespace, findings: Findings | None = None) -> Mapping[str, Any]:
     """Read the configuration file, and set the log level that flags, environment or file give.
 
-    Raises ConfigError. Misspelt environment variables are printed to stderr.
+    findings: collects errors; None: they are raised as ConfigError.
+    Misspelt environment variables are printed to stderr.
     """
-    file = options.read_file(args.config, ALL_KEYS)
+    found = findings or Findings()
+    file = options.read_file(args.config, ALL_KEYS, found)
     for line in options.misspelt_variables(ALL_KEYS):
         print(f"fovea: {line}", file=sys.stderr)
-    set_log_level(args, file)
+    with found.part():
+        set_log_level(args, file)
+    if findings is None:
+        found.check()
     return file
 
 
@@ -362,10 +354,19 @@ def engine_arguments(
     fixed: settings that the command sets itself.
     Raises ConfigError.
     """
+    findings = Findings()
+    with findings.part():
+        template = _read_template(args, file)
+    with findings.part():
+        config = options.settings(EngineConfig, args, file, **fixed)
+    findings.check()
+    return model_of(args, file), config, template
+
+
+def model_of(args: argparse.Namespace, file: Mapping[str, Any]) -> str:
+    """Return the name of the model that flags, environment or file give."""
     model = options.lookup("model", args, file)
-    template = _read_template(args, file)
-    config = options.settings(EngineConfig, args, file, **fixed)
-    return str(model[0]) if model else DEFAULT_MODEL, config, template
+    return str(model[0]) if model else DEFAULT_MODEL
 
 
 def check_writable(path: Path) -> None:
@@ -413,13 +414,3 @@ def add_bounds(parser: argparse.ArgumentParser, ttft_ms: float) -> None:
         parser.add_argument(
             name, type=float, default=default, metavar="X", help=f"{text} (default: {default:g})"
         )
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as lines: the first column begins at the left, the others end at the same places."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for first, *others in rows:
-        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
-        lines.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
-    return "\n".join(lines)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import sys
 from pathlib import Path
 from typing import Any
 
 from fovea.cli import options
 from fovea.core.errors import ConfigError
+from fovea.deploy import images
 from fovea.deploy import target as checks
 from fovea.deploy.read import KnownSettings, read_spec
 from fovea.deploy.spec import DeploySpec
@@ -34,6 +36,14 @@ def register(commands: Any) -> None:
     checking.set_defaults(run=run_check)
     listing = actions.add_parser("targets", help="list the targets")
     listing.set_defaults(run=run_targets)
+    versions = actions.add_parser("versions", help="list the container images of the services beside Fovea")
+    versions.add_argument(
+        "--digests",
+        action="store_true",
+        help="ask the registries by skopeo, crane or docker, and print the images with their digests as the "
+        "table [images] of a spec",
+    )
+    versions.set_defaults(run=run_versions)
 
 
 def _add_spec(parser: argparse.ArgumentParser) -> None:
@@ -71,6 +81,8 @@ def run_check(args: argparse.Namespace) -> int:
         )
     wanted = [each for name in args.target for each in target(name).load().checks(spec)]
     outcomes = [checks.run_check(each, folder) for each in dict.fromkeys(wanted)]
+    for warning in images.old(images.used(render(spec, args.target).values()), datetime.date.today()):
+        print(f"warning: {warning}", file=sys.stderr)
     for outcome in outcomes:
         print(f"{outcome.status:8}{outcome.check.subject} ({outcome.check.tool})")
         if outcome.status == "failed":
@@ -88,6 +100,19 @@ def run_targets(args: argparse.Namespace) -> int:
     width = max(len(each.name) for each in TARGETS)
     for each in TARGETS:
         print(f"{each.name:{width}}  {each.text}")
+    return 0
+
+
+def run_versions(args: argparse.Namespace) -> int:
+    """Print the table of images, or the table [images] of a spec with digests. Returns 0."""
+    known, today = images.images().values(), datetime.date.today()
+    if args.digests:
+        lines = [f'{each.name} = "{images.with_digest(each.reference, checks.output_of)}"' for each in known]
+        print("\n".join(["[images]", *lines]))
+        return 0
+    width = max(len(each.reference) for each in known)
+    for each in known:
+        print(f"{each.reference:{width}}  {each.released}  {each.days(today)} days ago")
     return 0
 
 

@@ -1,9 +1,11 @@
 """fovea doctor [URL|MODEL]: the production checklist as real checks, each with the figure found and its fix.
 
   fovea doctor                        this machine, and the bundled model
-  fovea doctor MODEL --config FILE    a model with the settings of its server; doctor starts servers of its
-                                      own, loads them, kills them and starts them again
-  fovea doctor http://HOST:PORT       a live server: it is read, and gets a few small requests
+  fovea doctor MODEL --config FILE    a model with the settings of its server;
+                                      doctor starts servers of its own, loads
+                                      them, kills them and starts them again
+  fovea doctor http://HOST:PORT       a live server: it is read, and gets a
+                                      few small requests
   fovea doctor URL --destructive      the same, with load up to its saturation
 
 Exit status: 0 no check failed, 1 a check failed (with --strict: or warned), 2 wrong arguments.
@@ -23,14 +25,14 @@ from itertools import groupby
 from typing import Any
 
 from fovea.cli import options
-from fovea.cli.common import wrapped
+from fovea.cli.text import HelpFormatter, list_line, terminal_columns, wrapped
 from fovea.doctor.check import Check, Result, Status, counts
 from fovea.doctor.load import DoctorSettings
 
 
 def register(commands: Any) -> None:
     parser = commands.add_parser("doctor", description=__doc__, usage="fovea doctor [OPTIONS] [URL|MODEL]")
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.formatter_class = HelpFormatter
     parser.add_argument(
         "target", nargs="?", metavar="URL|MODEL",
         help="a live server, or a folder or hub id of a checkpoint (default: fovea-tiny)",
@@ -54,8 +56,9 @@ def register(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def _add_places(parser: argparse.ArgumentParser) -> None:
+def _add_places(command: argparse.ArgumentParser) -> None:
     """Add the flags that say where things are, and by which keys they open."""
+    parser = command.add_argument_group("places and keys")
     parser.add_argument(
         "--config", metavar="FILE",
         help="TOML file of the server's settings, which are judged, too; FOVEA_* overrides it",
@@ -129,7 +132,7 @@ def ended_by_signals() -> Iterator[None]:
 def listing(checks: list[Check]) -> str:
     """Return a line for every check: its path, its subject, and the question that it answers."""
     width = max((len(check.path) for check in checks), default=0)
-    return "\n".join(f"{check.path:{width}}  {_question(check)}" for check in checks)
+    return list_line("\n".join(f"{check.path:{width}}  {_question(check)}" for check in checks))
 
 
 def _question(check: Check) -> str:
@@ -140,7 +143,8 @@ def _as_json(check: Check) -> dict[str, str]:
     return {"check": check.path, "title": check.title, "question": _question(check)}
 
 
-WIDTH = 110
+WIDEST = 110
+"""Columns of the longest line on a wide terminal; longer lines are hard to read."""
 WORDS = {Status.PASS: "pass", Status.WARN: "WARN", Status.FAIL: "FAIL", Status.NOT_APPLICABLE: "n/a"}
 INDENT = " " * 9
 
@@ -161,13 +165,13 @@ def _lines(results: Sequence[Result]) -> Iterator[str]:
 
 
 def _result(result: Result) -> Iterator[str]:
-    verdict = result.verdict
+    verdict, width = result.verdict, min(WIDEST, terminal_columns())
     head = f"  {WORDS[verdict.status]:<5}{result.check.name}: "
-    yield from wrapped(verdict.figure or verdict.reason, WIDTH, head, INDENT)
+    yield from wrapped(verdict.figure or verdict.reason, width, head, INDENT)
     if verdict.figure and verdict.reason:
-        yield from wrapped(verdict.reason, WIDTH, INDENT)
+        yield from wrapped(verdict.reason, width, INDENT)
     if verdict.fix:
-        yield from wrapped(verdict.fix, WIDTH, f"{INDENT}fix: ", INDENT)
+        yield from wrapped(verdict.fix, width, f"{INDENT}fix: ", INDENT)
 
 
 class Progress:

@@ -199,6 +199,24 @@ def _own(args: argparse.Namespace, common: dict[str, Any], doctor: DoctorSetting
         )
 
 
+def offline(model: str, engine: EngineConfig, server: ServerSettings, host: str) -> Subject:
+    """Return the subject of checks that read a model and settings, and need no server."""
+    usual = DoctorSettings()
+    return Subject(
+        name=model,
+        machine=ThisMachine(),
+        web=HttpWeb(),
+        kernels=functools.cache(lambda: kernel_facts(engine.model.device)),
+        load=load_test(usual, None),
+        workload=Workload(usual.image_tokens, usual.prompt_tokens, usual.output_tokens),
+        monitoring=MonitoringFacts((), (), ()),
+        settings={**flat_values(engine), **flat_values(server), "host": host},
+        checkpoint=functools.cache(
+            lambda: checkpoint_facts(model, engine.model.revision, engine.model.mmproj)
+        ),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
     """The settings of a server. engine: those of its engine. flat: all values by name, with host and keys."""

@@ -53,53 +53,8 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "model", nargs="?", metavar="MODEL", help="a folder, a hub id, or fovea-tiny (default)"
     )
-    parser.add_argument(
-        "--data", type=Path, metavar="FILE.jsonl", help="your own images, questions and answers"
-    )
-    parser.add_argument(
-        "--perplexity", type=Path, metavar="FILE.txt", help="print the perplexity on a text instead"
-    )
-    parser.add_argument(
-        "--window",
-        type=count,
-        default=None,
-        metavar="N",
-        help=f"with --perplexity: tokens of the pieces into which the text is cut (default: {WINDOW}, or the "
-        "model's context)",
-    )
-    parser.add_argument(
-        "--count", type=count, default=50, metavar="N", help="generated scenes per kind (default: 50)"
-    )
-    parser.add_argument(
-        "--kinds",
-        metavar="A,B",
-        help=f"kinds of scenes: {', '.join(KINDS)} (default: all of these), {', '.join(DETAIL_KINDS)} "
-        f"in large images (with --sweep by default, too), and {', '.join(TASK_KINDS)}: tools to call, and "
-        "JSON of a given schema",
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=HELD_OUT_SEED,
-        metavar="N",
-        help="seed of the scenes; seeds from 1000000000 on are held out from training (default: 1000000000)",
-    )
-    parser.add_argument(
-        "--video",
-        action="store_true",
-        help=f"show the frames of {MOTION} as a video instead of separate images",
-    )
-    parser.add_argument(
-        "--concurrency", type=count, default=8, metavar="N", help="questions in flight (default: 8)"
-    )
-    parser.add_argument(
-        "--max-tokens",
-        type=count,
-        default=MAX_ANSWER,
-        metavar="N",
-        help=f"longest answer (default: {MAX_ANSWER})",
-    )
-    add_image_options(parser)
+    _add_questions(parser.add_argument_group("questions"))
+    add_image_options(parser.add_argument_group("images"))
     add_reduction_options(parser)
     add_sweep_options(parser)
     form = parser.add_mutually_exclusive_group()
@@ -108,6 +63,56 @@ def register(commands: Any) -> None:
     parser.add_argument("--wrong", action="store_true", help="print every wrong answer to stderr")
     add_engine_options(parser, model_flag=False)
     parser.set_defaults(run=run)
+
+
+def _add_questions(group: argparse._ArgumentGroup) -> None:
+    """Add the flags that say what is asked, and how much at once."""
+    group.add_argument(
+        "--data", type=Path, metavar="FILE.jsonl", help="your own images, questions and answers"
+    )
+    group.add_argument(
+        "--perplexity", type=Path, metavar="FILE.txt", help="print the perplexity on a text instead"
+    )
+    group.add_argument(
+        "--window",
+        type=count,
+        default=None,
+        metavar="N",
+        help=f"with --perplexity: tokens of the pieces into which the text is cut (default: {WINDOW}, or the "
+        "model's context)",
+    )
+    group.add_argument(
+        "--count", type=count, default=50, metavar="N", help="generated scenes per kind (default: 50)"
+    )
+    group.add_argument(
+        "--kinds",
+        metavar="A,B",
+        help=f"kinds of scenes: {', '.join(KINDS)} (default: all of these), {', '.join(DETAIL_KINDS)} "
+        f"in large images (with --sweep by default, too), and {', '.join(TASK_KINDS)}: tools to call, and "
+        "JSON of a given schema",
+    )
+    group.add_argument(
+        "--seed",
+        type=int,
+        default=HELD_OUT_SEED,
+        metavar="N",
+        help="seed of the scenes; seeds from 1000000000 on are held out from training (default: 1000000000)",
+    )
+    group.add_argument(
+        "--video",
+        action="store_true",
+        help=f"show the frames of {MOTION} as a video instead of separate images",
+    )
+    group.add_argument(
+        "--concurrency", type=count, default=8, metavar="N", help="questions in flight (default: 8)"
+    )
+    group.add_argument(
+        "--max-tokens",
+        type=count,
+        default=MAX_ANSWER,
+        metavar="N",
+        help=f"longest answer (default: {MAX_ANSWER})",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

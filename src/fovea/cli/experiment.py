@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from fovea.bench.measure import without_nan
+from fovea.cli.text import aligned, fitted, list_line
 from fovea.core.config_files import read_toml
 from fovea.core.errors import ConfigError
 from fovea.gateway.experiments.config import CRITERIA, Experiment, read_experiments
+from fovea.gateway.experiments.report import numbers, state_values
 from fovea.gateway.experiments.statistics import Statistics
 from fovea.gateway.experiments.store import ACTIVE, State, Store
-from fovea.gateway.experiments.verdict import MICRO, Result, Verdict, verdicts
+from fovea.gateway.experiments.verdict import Result, Verdict, verdicts
 
 
 def register(commands: Any) -> None:
@@ -92,14 +94,14 @@ def _list(args: argparse.Namespace, store: Store) -> int:
             variant.name: sums.get(variant.name, Statistics()).requests for variant in experiment.variants
         }
         rows.append(
-            {"name": experiment.name, "model": experiment.model, **_state(state), "requests": requests}
+            {"name": experiment.name, "model": experiment.model, **state_values(state), "requests": requests}
         )
     if args.json:
         print(json.dumps(rows))
         return 0
     for row in rows:
         counts = ", ".join(f"{name} {count:,}" for name, count in row["requests"].items())
-        print(f"{row['name']}  {row['model']}  {row['state']}  {counts}")
+        print(list_line(f"{row['name']}  {row['model']}  {row['state']}  {counts}"))
     return 0
 
 
@@ -107,12 +109,12 @@ def _show(args: argparse.Namespace, store: Store) -> int:
     experiment = _find(store, args.name)
     state, sums = store.states()[args.name], store.sums(args.name)
     found = verdicts(experiment, sums)
-    rows = [_numbers(variant.name, sums.get(variant.name, Statistics())) for variant in experiment.variants]
+    rows = [numbers(variant.name, sums.get(variant.name, Statistics())) for variant in experiment.variants]
     if args.json:
         answer = {
             "name": experiment.name,
             "model": experiment.model,
-            **_state(state),
+            **state_values(state),
             "variants": rows,
             "verdicts": [without_nan(dataclasses.asdict(each)) for each in found],
         }
@@ -135,72 +137,44 @@ def _decide(args: argparse.Namespace, store: Store) -> int:
         store.reset(args.name, "reset by a person", now)
     state = store.states()[args.name]
     if args.json:
-        print(json.dumps({"name": args.name, **_state(state)}))
+        print(json.dumps({"name": args.name, **state_values(state)}))
     else:
         print(f"{args.name}: {state.state}{f' ({state.promoted})' if state.promoted else ''}")
     return 0
 
 
-def _state(state: State) -> dict[str, Any]:
-    return {
-        "state": state.state,
-        "promoted": state.promoted or None,
-        "removed": list(state.removed),
-        "reason": state.reason,
-        "changed": state.changed,
-    }
-
-
-def _numbers(name: str, sums: Statistics) -> dict[str, Any]:
-    """Return the numbers of a variant: times in seconds, cost in the currency of the price table."""
-    cost = sums.per_request("cost")
-    return {
-        "variant": name,
-        "requests": sums.requests,
-        "error_rate": sums.error_rate,
-        **{f"p{percent}_s": sums.percentile("latency", percent) for percent in (50, 95, 99)},
-        **{f"ttft_p{percent}_s": sums.percentile("ttft", percent) for percent in (50, 95)},
-        **{
-            f"{each}_tokens": int(sums.count(f"{each}_tokens")) for each in ("prompt", "visual", "completion")
-        },
-        "cost_per_request": None if cost is None else cost / MICRO,
-        "rating": sums.rating,
-        "ratings": sums.ratings,
-    }
-
-
 def _print(
     experiment: Experiment, state: State, rows: list[dict[str, Any]], found: tuple[Verdict, ...]
 ) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
     since = datetime.datetime.fromtimestamp(state.changed, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     promoted = f" ({state.promoted})" if state.promoted else ""
-    console.print(
-        f"{experiment.name}: model {experiment.model}, {state.state}{promoted} since {since}", markup=False
-    )
+    print(fitted(f"{experiment.name}: model {experiment.model}, {state.state}{promoted} since {since}"))
     if state.state != ACTIVE or state.removed:
-        console.print(f"reason: {state.reason}", markup=False)
-    heads = ("variant", "requests", "errors", "p50", "p95", "p99", "TTFT p50", "p95", "prompt", "visual",
-             "answer", "cost", "rating")  # fmt: skip
-    table = Table(*heads, box=None)
-    for row in rows:
-        table.add_row(*_cells(row))
-    console.print(table)
+        print(fitted(f"reason: {state.reason}"))
+    print()
+    print(aligned(_transposed(rows)))
     for verdict in found:
         removed = " (rolled back)" if verdict.variant in state.removed else ""
-        console.print(f"\n{verdict.variant}{removed} against {experiment.baseline.name}", markup=False)
-        criteria = Table("criterion", "estimate", "interval", "bound", "met", "finding", box=None)
+        print()
+        print(fitted(f"{verdict.variant}{removed} against {experiment.baseline.name}"))
         for each in verdict.reasons:
-            criteria.add_row(*_finding(each, experiment))
-        console.print(criteria)
-        console.print(f"verdict: {verdict.decision}: {verdict.words}", markup=False)
+            print(fitted(f"  {_finding(each, experiment)}"))
+        print(fitted(f"verdict: {verdict.decision}: {verdict.words}"))
+
+
+HEADS = (
+    "", "requests", "errors", "latency p50", "latency p95", "latency p99", "TTFT p50", "TTFT p95",
+    "prompt tokens", "visual tokens", "answer tokens", "cost of a request", "rating",
+)  # fmt: skip
+"""Figures of a variant. Tokens are per request."""
+
+
+def _transposed(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Return a row per figure and a column per variant."""
+    return list(zip(HEADS, *map(_cells, rows), strict=True))
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    """Return the cells of a variant. Tokens are per request."""
     requests = row["requests"] or 1
     return [
         row["variant"],
@@ -213,20 +187,19 @@ def _cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def _finding(each: Result, experiment: Experiment) -> list[str]:
+def _finding(each: Result, experiment: Experiment) -> str:
+    """Say whether a criterion is met, by which estimate and interval."""
     is_share = "error" in each.name
     form = "{:.3%}" if is_share else "{:.3f}"
     met = {True: "yes", False: "no", None: "open"}[each.met]
     is_optional = each.name in CRITERIA and each.name not in experiment.criteria.required
     informs = each.name == "error_difference"
-    return [
-        f"{each.name} (not required)" if is_optional else each.name,
-        _shown(each.value, form),
-        f"{_shown(each.interval.low, form)} to {_shown(each.interval.high, form)}",
-        "-" if informs else form.format(each.bound),
-        "-" if informs else met,
-        each.words,
-    ]
+    judged = "" if informs else f", {met} (bound {form.format(each.bound)})"
+    return (
+        f"{each.name}{' (not required)' if is_optional else ''}{judged}: {each.words}; "
+        f"estimate {_shown(each.value, form)}, "
+        f"interval {_shown(each.interval.low, form)} to {_shown(each.interval.high, form)}"
+    )
 
 
 def _shown(value: float | None, form: str) -> str:

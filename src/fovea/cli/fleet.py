@@ -1,14 +1,15 @@
-"""fovea cluster simulate: hundreds of replicas behind the gateway's own routing, on a virtual clock.
+r"""fovea cluster simulate: hundreds of replicas behind the gateway's own routing, on a virtual clock.
 
 Compare policies of the gateway, separate encoders, autoscaling and losses of machines
 before any machine is rented. A million requests take minutes of one core. Times of
 a replica are those that the planner derives for --model on --hardware, or those of
 a cost model (--cost; default: fovea-tiny on a CPU).
 
-  fovea cluster simulate --replicas 20 --rate 100 --model Qwen/Qwen2.5-VL-7B-Instruct --hardware L40S
+  fovea cluster simulate --replicas 20 --rate 100 \
+      --model Qwen/Qwen2.5-VL-7B-Instruct --hardware L40S
   fovea cluster simulate --replicas 20 --rate 100 --route events --preempted 2
-  fovea cluster simulate --replicas 4 --rate 60 --requests 216000 --shape daily --day-s 3600 \
-                         --autoscale --replicas-max 20
+  fovea cluster simulate --replicas 4 --rate 60 --requests 216000 \
+      --shape daily --day-s 3600 --autoscale --replicas-max 20
 
 The table has one column per --route. docs/cluster.md says what is simulated.
 """
@@ -24,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from fovea.cli import options
-from fovea.cli.common import add_bounds, aligned
+from fovea.cli.common import add_bounds
+from fovea.cli.text import HelpFormatter, aligned, fitted
 from fovea.cluster.fleet.load import Load, TraceLoad
 from fovea.cluster.fleet.replica import ReplicaSpec
 from fovea.cluster.fleet.report import OUTCOMES, FleetFigures
@@ -62,7 +64,7 @@ def add_simulate(actions: Any) -> None:
         description=__doc__,
         usage="fovea cluster simulate --replicas N --rate X [--route NAME ...] [OPTIONS]",
     )
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.formatter_class = HelpFormatter
     parser.add_argument(
         "--route",
         action="append",
@@ -88,9 +90,7 @@ def add_simulate(actions: Any) -> None:
         action="store_true",
         help="add and remove replicas by their signals; needs --replicas-max",
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print everything as one JSON object in the last line"
-    )
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options.add_options(parser, "load", Load)
     options.add_options(parser, "fleet", Fleet)
     options.add_options(parser, "conditions", Conditions)
@@ -107,14 +107,16 @@ def run_simulate(args: argparse.Namespace) -> int:
     began = time.process_time()
     found = {route: simulate_paper_fleet(fleet, load) for route, fleet in fleets.items()}
     seconds = time.process_time() - began
-    print(
+    if args.json:
+        print(json.dumps({"routes": {route: figures.as_dict() for route, figures in found.items()}}))
+        return 0
+    head = (
         f"{load.requests:,} requests, {load.rate:.4g}/s in the mean; costs: "
         f"{spec.cost.made_from}; simulated in {seconds:.1f} s of one core; "
         f"good: first token within {args.ttft_ms:g} ms, then {args.itl_ms:g} ms per token"
     )
+    print(f"{fitted(head)}\n")
     print(table(found))
-    if args.json:
-        print(json.dumps({"routes": {route: figures.as_dict() for route, figures in found.items()}}))
     return 0
 
 

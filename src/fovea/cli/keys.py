@@ -9,36 +9,22 @@ from __future__ import annotations
 import argparse
 import datetime
 import itertools
-import json
 import os
-import re
-import secrets
-import stat
 import sys
-import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fovea.access.keys import (
-    PREFIX,
-    ROLES,
-    KeyFile,
-    KeyRecord,
-    digest,
-    new_key,
-    parse_key_file,
-    read_key_file,
-)
+from fovea.access.key_edit import editing, text_of, toml
+from fovea.access.keys import ROLES, parse_key_file, read_key_file
 from fovea.cli import options
+from fovea.cli.text import list_line
 from fovea.core.errors import ConfigError
 from fovea.core.settings import flat_values
 from fovea.gateway.tenants.keys import TenantLimits
 from fovea.server.clients import Limits
 
-_ENTRY = re.compile(r"\[\[\s*key\s*\]\]")
 KINDS: dict[str, type[Any]] = {"server": Limits, "gateway": TenantLimits}
 """The limits that a keys file can state, by the program that reads it."""
 _NAMES = {kind: tuple(flat_values(limits())) for kind, limits in KINDS.items()}
@@ -102,41 +88,13 @@ def _new(args: argparse.Namespace) -> int:
     ]
     kind = _limits_class(args, given)
     limits = flat_values(options.settings(kind, args, {}, only=given))
-    if args.file.exists():
-        text, known = _text(args.file), read_key_file(args.file, kind)
-    else:
-        text, known = f'cache_secret = "{secrets.token_hex(16)}"\n', KeyFile()
-    old = [record for record in known.records if record.name == args.name]
-    if given and old:
-        _check_same(args, replace(_default_of(text, kind), **{name: limits[name] for name in given}), old[-1])
-    key = new_key()
-    lines = [f"name = {json.dumps(args.name)}", f'hash = "{PREFIX}{digest(key.encode()).hex()}"']
-    roles = args.role or (sorted(old[-1].roles) if old else [])
-    lines += [f"roles = {list(roles)!r}"] if roles else []
-    lines += [f"expires = {_date(args.expires)}"] if args.expires else []
-    if given or not old:
-        lines += [f"{name} = {_toml(limits[name])}" for name in given]
-    else:
-        values, usual = flat_values(old[-1].limits), flat_values(_default_of(text, kind))
-        lines += [f"{name} = {_toml(value)}" for name, value in values.items() if value != usual[name]]
-    _write(args.file, text.rstrip("\n") + "\n\n" + "\n".join(["[[key]]", *lines, ""]), kind)
+    expires = _date(args.expires) if args.expires else None
+    with editing(args.file, kind, create=True) as draft:
+        key = draft.add(args.name, args.role or (), expires, {name: limits[name] for name in given})
+        draft.write()
     print(key)
     print(f"its hash is in {args.file}; the key itself is not stored and is not shown again", file=sys.stderr)
     return 0
-
-
-def _check_same(args: argparse.Namespace, limits: Any, old: KeyRecord[Any]) -> None:
-    """Raise ConfigError unless the limits of a new key are those of the client's other keys."""
-    if limits == old.limits:
-        return
-    usual, known = flat_values(type(old.limits)()), flat_values(old.limits)
-    shown = ", ".join(f"{name} = {_toml(value)}" for name, value in known.items() if value != usual[name])
-    raise ConfigError(
-        f"{args.name!r} has keys with other limits ({shown or 'none'}), and keys of one name share their "
-        "limits; accepted: no limits, for a further key with the same ones. To change them, edit all keys "
-        f"of {args.name!r} in {args.file}",
-        param="name",
-    )
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -146,45 +104,23 @@ def _list(args: argparse.Namespace) -> int:
     for record in file.records:
         expires = "" if record.expires is None else f"  until {_shown(record.expires)}"
         values = flat_values(record.limits)
-        limits = "".join(f"  {name}={_toml(values[name])}" for name in values if values[name] != usual[name])
-        print(f"{record.name}  {record.fingerprint}  {','.join(sorted(record.roles))}{expires}{limits}")
+        limits = "".join(f"  {name}={toml(values[name])}" for name in values if values[name] != usual[name])
+        roles = ",".join(sorted(record.roles))
+        print(list_line(f"{record.name}  {record.fingerprint}  {roles}{expires}{limits}"))
     return 0
 
 
 def _revoke(args: argparse.Namespace) -> int:
-    kind = _limits_class(args)
-    text, file = _text(args.file), read_key_file(args.file, kind)
-    doomed = [record for record in file.records if args.key in (record.name, record.fingerprint)]
-    if args.older:
-        doomed = doomed[:-1]
-    if not doomed:
-        raise ConfigError(f"{args.file} has no such key to revoke: {args.key!r}", param="key")
-    hashes = {record.digest for record in doomed}
-    blocks = _blocks(text)
-    kept = "".join(block for block in blocks if not _holds(block, hashes))
-    expected = tuple(record for record in file.records if record.digest not in hashes)
-    if parse_key_file(kept, kind) != KeyFile(expected, file.cache_secret):
-        raise ConfigError(
-            f"{args.file} is laid out in a way that this command cannot change; use an editor", param="file"
-        )
-    _write(args.file, kept, kind)
+    with editing(args.file, _limits_class(args)) as draft:
+        doomed = [record for record in draft.file.records if args.key in (record.name, record.fingerprint)]
+        if args.older:
+            doomed = doomed[:-1]
+        if not doomed:
+            raise ConfigError(f"{args.file} has no such key to revoke: {args.key!r}", param="key")
+        draft.revoke(doomed)
+        draft.write()
     print(f"revoked: {', '.join(f'{record.name} {record.fingerprint}' for record in doomed)}")
     return 0
-
-
-def _blocks(text: str) -> list[str]:
-    """Split the text of a file into its tables, each with its header. The first part has no header."""
-    blocks = [""]
-    for line in text.splitlines(keepends=True):
-        if line.lstrip().startswith("["):
-            blocks.append("")
-        blocks[-1] += line
-    return blocks
-
-
-def _holds(block: str, hashes: set[bytes]) -> bool:
-    """Whether a block is the table of one of these keys."""
-    return bool(_ENTRY.match(block.strip())) and any(f"{PREFIX}{each.hex()}" in block for each in hashes)
 
 
 def _limits_class(args: argparse.Namespace, given: Sequence[str] = ()) -> type[Any]:
@@ -208,7 +144,7 @@ def _kinds_of(path: Path) -> list[str]:
     """Return the programs that accept a file; both if it states no limits or does not exist."""
     if not path.exists():
         return list(KINDS)
-    text, accepted = _text(path), []
+    text, accepted = text_of(path), []
     for kind, limits in KINDS.items():
         with suppress(ConfigError):
             parse_key_file(text, limits)
@@ -216,53 +152,9 @@ def _kinds_of(path: Path) -> list[str]:
     return accepted or ["server"]
 
 
-def _toml(value: Any) -> str:
-    """Write the value of a limit as TOML."""
-    if isinstance(value, (bool, str)):
-        return json.dumps(value)
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    return str(value) if isinstance(value, int) else f"{value:.15g}"
-
-
-def _default_of(text: str, limits: type[Any]) -> Any:
-    """Return the limits of a key that states none of its own in this file."""
-    probe = text.rstrip("\n") + f'\n[[key]]\nname = "probe"\nhash = "{PREFIX}{"0" * 64}"\n'
-    return parse_key_file(probe, limits).records[-1].limits
-
-
-def _text(path: Path) -> str:
+def _date(text: str) -> datetime.date:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"keys file {path} cannot be read: {error}", param="file") from error
-
-
-def _write(path: Path, text: str, limits: type[Any]) -> None:
-    """Replace the file as a whole, so that a server never reads half of it. Raises ConfigError.
-
-    The new text is checked first. The file keeps its owner and mode; a new one can be read by its owner only.
-    """
-    parse_key_file(text, limits)
-    try:
-        path = path.resolve()
-        known = path.stat() if path.exists() else None
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # with mode 600
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            if known is not None:
-                os.fchown(file.fileno(), known.st_uid, known.st_gid)
-                os.fchmod(file.fileno(), stat.S_IMODE(known.st_mode))
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except OSError as error:
-        raise ConfigError(f"keys file {path} cannot be written: {error.strerror}", param="file") from error
-
-
-def _date(text: str) -> str:
-    try:
-        return datetime.date.fromisoformat(text).isoformat()
+        return datetime.date.fromisoformat(text)
     except ValueError:
         raise ConfigError(f"--expires is {text!r}; accepted: a day, as 2027-01-31", param="expires") from None
 

@@ -7,37 +7,52 @@ import importlib
 import io
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 
 from fovea import __version__
 from fovea.core.errors import FoveaError
 
-COMMANDS = {
-    "ask": "ask one question about images or videos",
-    "chat": "talk about images in the terminal",
-    "serve": "start the OpenAI-compatible server",
-    "ui": "open the page of a server in the browser",
-    "gateway": "route requests to OpenAI-compatible engines, with limits, caches and fallbacks",
-    "batch": "answer a file of questions, or a question about each image of a folder",
-    "eval": "score a model on scenes or on your own questions",
-    "models": "list the supported models",
-    "caches": "show or clear a server's caches",
-    "metrics": "list the metrics, or check those of a server",
-    "keys": "make, list and revoke keys of a keys file",
-    "usage": "print usage and costs from a gateway's usage file",
-    "experiment": "list, show and decide the A/B experiments of a gateway",
-    "deploy": "render containers, proxies, Kubernetes, Triton and cloud artefacts from one spec",
-    "cluster": "run engines on a cluster of Ray, or simulate a fleet: up, status, down, simulate",
-    "plan": "predict memory, speed and cost, and recommend hardware",
-    "doctor": "check a machine, a model or a server before production",
-    "advise": "which inference engine suits a situation",
-    "simulate": "compare scheduling policies on a virtual clock",
-    "bench": "measure an OpenAI-compatible server under load",
-    "profile": "where the time of a request goes, stage by stage",
-    "build": "compile the vision encoder for given resolutions",
-    "relevance": "choose the heads with which a model looks for what a question is about",
-    "quantize": "write a quantized copy of a checkpoint, calibrated on images and texts",
+GROUPS: dict[str, dict[str, str]] = {
+    "ask a model": {
+        "ask": "ask one question about images or videos",
+        "chat": "talk about images in the terminal",
+        "batch": "answer a file of questions, or a question about each image of a folder",
+        "eval": "score a model on scenes or on your own questions",
+    },
+    "serve": {
+        "serve": "start the OpenAI-compatible server",
+        "ui": "open the page of a server in the browser",
+        "gateway": "route requests to OpenAI-compatible engines, with limits, caches and fallbacks",
+        "cluster": "run engines on a cluster of Ray, or simulate a fleet: up, status, down, simulate",
+    },
+    "look after servers": {
+        "caches": "show or clear a server's caches",
+        "metrics": "list the metrics, or check those of a server",
+        "keys": "make, list and revoke keys of a keys file",
+        "usage": "print usage and costs from a gateway's usage file",
+        "experiment": "list, show and decide the A/B experiments of a gateway",
+    },
+    "plan and deploy": {
+        "plan": "predict memory, speed and cost, and recommend hardware",
+        "advise": "which inference engine suits a situation",
+        "deploy": "render containers, proxies, Kubernetes, Triton and cloud artefacts from one spec",
+        "doctor": "check a machine, a model or a server before production",
+    },
+    "measure": {
+        "bench": "measure an OpenAI-compatible server under load",
+        "profile": "where the time of a request goes, stage by stage",
+        "simulate": "compare scheduling policies on a virtual clock",
+    },
+    "prepare models": {
+        "models": "list the supported models",
+        "build": "compile the vision encoder for given resolutions",
+        "quantize": "write a quantized copy of a checkpoint, calibrated on images and texts",
+        "relevance": "choose the heads with which a model looks for what a question is about",
+    },
+    "this command": {"completion": "print the script with which bash, zsh or fish complete commands"},
 }
+COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
 """The commands with their help. Each has a module of its name."""
 _MODULES = {"eval": "evaluate"}
 """Modules with another name than their command."""
@@ -50,16 +65,34 @@ def build_parser(*commands: str) -> argparse.ArgumentParser:
         because all of them take more than a second.
     """
     parser = argparse.ArgumentParser(
-        prog="fovea", description="Serve vision-language models: seeing more where it matters."
+        prog="fovea",
+        description="Serve vision-language models: seeing more where it matters.",
+        formatter_class=_Grouped,
     )
     parser.add_argument("--version", action="version", version=f"fovea {__version__}")
-    listed = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    listed = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, title="commands")
     for name, text in COMMANDS.items():
         if name in commands:
             importlib.import_module(f"fovea.cli.{_MODULES.get(name, name)}").register(listed)
         else:
             listed.add_parser(name, help=text)
     return parser
+
+
+class _Grouped(argparse.HelpFormatter):
+    """Lists the commands by their groups."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        if not isinstance(action, argparse._SubParsersAction):
+            super().add_argument(action)
+            return
+        for title, commands in GROUPS.items():
+            lines = [f"  {title}:"]
+            for name, text in commands.items():
+                lines += textwrap.wrap(
+                    text, self._width, initial_indent=f"    {name:12}", subsequent_indent=" " * 16
+                )
+            self._add_item("\n".join, [[*lines, ""]])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,7 +111,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(sys.argv[1:] if argv is None else argv)
     except FoveaError as error:
-        print(f"fovea: {' '.join(error.message.split())}", file=sys.stderr)
+        for each in getattr(error, "findings", (error,)):
+            print(f"fovea: {' '.join(each.message.split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("fovea: interrupted", file=sys.stderr)
@@ -90,6 +124,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
+    if "_ARGCOMPLETE" in os.environ:  # the script of `fovea completion` calls this program at every TAB
+        from fovea.cli import completion
+
+        line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
+        completion.complete(build_parser(*completion.command_of(line)))
     parser = build_parser(*[word for word in argv if not word.startswith("-")][:1])
     if not argv:
         parser.print_help(sys.stderr)

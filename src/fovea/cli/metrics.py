@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from prometheus_client.parser import text_string_to_metric_families
 
 from fovea.cli.common import call_server
+from fovea.cli.text import fitted
 from fovea.core.errors import ConfigError
-from fovea.core.markdown import markdown_table
 from fovea.gateway import metrics as gateway
 from fovea.gateway.metrics import PREFIX
 from fovea.observe.aliases import (
@@ -138,45 +138,38 @@ def _exported(name: str, kind: str) -> str:
     return f"{name}_total" if kind == "counter" else name
 
 
-def markdown() -> str:
-    """Return the three tables of docs/metrics.md: of the server, of the gateway, and of other systems."""
-    titles = ("name", "type", "labels", "unit", "meaning", "vLLM's names", "names of the documents")
-    server = [
-        (_code(row.name), row.kind, _codes(row.labels), row.unit, row.text,
-         _codes(row.alias_names(of_documents=False)), _codes(row.alias_names(of_documents=True)))
-        for row in server_rows()
-    ]  # fmt: skip
-    gateways = [(_code(row.name), row.kind, _codes(row.labels), row.unit, row.text) for row in gateway_rows()]
-    return "\n\n".join(
-        (
-            "### Metrics of a server\n\n" + markdown_table(titles, server),
-            "### Metrics of a gateway\n\n" + markdown_table(titles[:5], gateways),
-            "### Names of other systems\n\n"
-            + markdown_table(("name", "of", "here", "note"), _translations()),
-        )
-    )
+def listing() -> str:
+    """Return every metric of a server and of a gateway, and the names of other systems, for a terminal."""
+    parts = [
+        "Metrics of a server\n",
+        *map(_entry, server_rows()),
+        "\nMetrics of a gateway\n",
+        *map(_entry, gateway_rows()),
+        "\nNames of other systems, and what to ask for instead\n",
+        *(
+            f"{one.name} ({one.system})\n    {' '.join(filter(None, (one.query, one.note)))}"
+            for one in FOREIGN
+        ),
+    ]
+    return fitted("\n".join(parts))
 
 
-def _translations() -> list[tuple[str, ...]]:
-    """Names of other systems: exported ones first, then those that a query replaces."""
-    kinds = {row.name.removesuffix("_total").removeprefix("fovea:"): row for row in server_rows()}
-    rows: list[tuple[str, ...]] = []
-    for alias in ALIASES:
-        row = kinds[alias.of]
-        part = f'{{{row.labels[0]}="{alias.value}"}}' if alias.value else ""
-        times = f"{alias.scale:g} * " if alias.scale != 1 else ""
-        name = _exported(alias.name, row.kind)
-        rows.append((_code(name), alias.source, _code(times + row.name + part), "exported"))
-    rows += [(_code(one.name), one.system, _code(one.query), one.note) for one in FOREIGN]
-    return rows
+def _entry(row: Row) -> str:
+    """Return the name of a metric with its kind, labels and copies, and below them its meaning."""
+    lines = [f"{row.name} ({' of '.join(filter(None, (row.kind, row.unit)))})", f"    {row.text}"]
+    if row.labels:
+        lines.append(f"    labels: {', '.join(row.labels)}")
+    if row.aliases:
+        lines.append(f"    also exported as {', '.join(_copy(row, alias) for alias in row.aliases)}")
+    return "\n".join(lines)
 
 
-def _codes(names: tuple[str, ...]) -> str:
-    return ", ".join(map(_code, names))
-
-
-def _code(name: str) -> str:
-    return f"`{name}`" if name else ""
+def _copy(row: Row, alias: Alias) -> str:
+    """Return the name of a copy, and its expression if its values are other ones."""
+    times = f"{alias.scale:g} * " if alias.scale != 1 else ""
+    part = f'{{{row.labels[0]}="{alias.value}"}}' if alias.value else ""
+    name = _exported(alias.name, row.kind)
+    return f"{name} = {times}{row.name}{part}" if times or part else name
 
 
 def register(commands: Any) -> None:
@@ -193,7 +186,7 @@ def register(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.url is None:
-        print(markdown())
+        print(listing())
         return 0
     exported = exported_names(scrape(args.url, args.api_key.strip()))
     rows = gateway_rows() if any(name.startswith(PREFIX) for name in exported) else server_rows()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fovea.cli.common import wrapped
+from fovea.cli.text import list_line, wrapped
 from fovea.core.errors import ConfigError, InvalidRequest
 from fovea.core.markdown import markdown_table
 from fovea.core.protocols import VisualTokenRule
@@ -165,7 +165,7 @@ def token_table(found: Sequence[TokenRow], sizes: Sequence[ImageSize]) -> str:
     for row in found:
         counts = "  ".join(f"{'-' if count is None else count:>9}" for count in row.tokens)
         lines.append(f"{counts}  {row.model}" + (f"  ({row.problem})" if row.problem else ""))
-    return "\n".join(lines)
+    return list_line("\n".join(lines))
 
 
 def token_json(found: Sequence[TokenRow], sizes: Sequence[ImageSize]) -> str:

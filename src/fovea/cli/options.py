@@ -17,9 +17,17 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fovea.core.config_files import check_keys, read_toml
+from fovea.core.config_files import TomlFile, check_keys, read_toml
 from fovea.core.errors import ConfigError
-from fovea.core.settings import Setting, build_settings, inner_type, settings_of, type_in_words
+from fovea.core.findings import Findings, joined, renamed
+from fovea.core.settings import (
+    Setting,
+    build_settings,
+    inner_type,
+    settings_of,
+    type_in_words,
+    value_errors,
+)
 
 T = TypeVar("T")
 PREFIX = "FOVEA_"
@@ -48,13 +56,41 @@ def add_options(
             continue
         if entry.subject not in groups:
             groups[entry.subject] = parser.add_argument_group(" ".join((title, *entry.subject)))
-        groups[entry.subject].add_argument(
+        action = groups[entry.subject].add_argument(
             flag(entry.name),
             dest=entry.name,
             default=None,
             metavar=_metavar(entry.hint),
             help=_help(entry).replace("%", "%%"),
         )
+        if words := _words(entry):
+            accepts(action, words)
+
+
+def accepts(action: argparse.Action, words: Iterable[str], *, paths: bool = False) -> None:
+    """Let shells complete an argument to these words, or to the last of several words with commas between.
+
+    paths: whether paths of files are accepted, too.
+    """
+
+    def completer(prefix: str, **_: Any) -> list[str]:
+        before, comma, _last = prefix.rpartition(",")
+        found = [before + comma + word for word in words]
+        if paths:
+            from argcomplete.completers import FilesCompleter
+
+            found += FilesCompleter()(prefix)
+        return found
+
+    action.completer = completer  # type: ignore[attr-defined]
+
+
+def _words(entry: Setting) -> list[str]:
+    """Return the texts that a setting accepts, as far as they can be listed."""
+    optional = isinstance(entry.hint, types.UnionType)
+    hint = inner_type(entry.hint) if optional else entry.hint
+    words = ["true", "false"] if hint is bool else [word for word in entry.rule.choices if word]
+    return [*words, "none"] if words and optional and "none" not in words else words
 
 
 def show_first(parser: argparse.ArgumentParser, names: Collection[str]) -> None:
@@ -131,7 +167,9 @@ def flag_values(cls: type, args: argparse.Namespace, only: Collection[str] | Non
 
     only: the only names that are read; None: all.
     """
-    values, _ = _given(cls, lambda name: _from_flag(name, args), only or setting_names(cls))
+    values, _, errors = _given(cls, lambda name: _from_flag(name, args), only or setting_names(cls))
+    if errors:
+        raise joined(errors)
     return values
 
 
@@ -143,25 +181,40 @@ def _build(
     cls: type[T], find: Callable[[str], Found], only: Iterable[str] | None, fixed: Mapping[str, Any]
 ) -> T:
     names = [name for name in setting_names(cls) if name not in fixed and (only is None or name in only)]
-    values, sources = _given(cls, find, names)
+    values, sources, errors = _given(cls, find, names)
+    if errors:  # rules about several settings are not checked, because some values are missing
+        known = [(entry, values[entry.name]) for entry in settings_of(cls) if entry.name in values]
+        raise joined([*errors, *_with_sources(value_errors(known), sources)])
     try:
         return build_settings(cls, {**fixed, **values})
     except ConfigError as error:
-        if error.param not in sources:
-            raise
-        raise ConfigError(f"{sources[error.param]}: {error.message}", param=error.param) from error
+        raise joined(_with_sources(error.findings, sources)) from error
+
+
+def _with_sources(errors: Iterable[ConfigError], sources: Mapping[str, str]) -> list[ConfigError]:
+    """Return errors that name the source of the wrong value, if it is not a default.
+
+    The messages name the setting, so of a file its place is enough.
+    """
+    return [
+        renamed(each, sources.get(each.param or "", "").removesuffix(f": {each.param}")) for each in errors
+    ]
 
 
 def _given(
     cls: type, find: Callable[[str], Found], names: Collection[str]
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the values that are given and their sources, by name."""
+) -> tuple[dict[str, Any], dict[str, str], list[ConfigError]]:
+    """Return the values that are given and their sources, by name, and the errors of the others."""
     values, sources = {}, {}
+    errors: list[ConfigError] = []
     for entry in settings_of(cls):
         if entry.name in names and (given := find(entry.name)) is not None:
-            values[entry.name] = _convert(given[0], entry, given[1])
             sources[entry.name] = given[1]
-    return values, sources
+            try:
+                values[entry.name] = _convert(given[0], entry, given[1])
+            except ConfigError as error:
+                errors.append(error)
+    return values, sources, errors
 
 
 def _from_flag(name: str, args: argparse.Namespace) -> Found:
@@ -178,7 +231,8 @@ def lookup(name: str, args: argparse.Namespace, file: Mapping[str, Any]) -> Foun
     if os.environ.get(variable):
         return os.environ[variable], variable
     if name in file:
-        return file[name], f"{name} in the configuration file"
+        place = file.place(name) if isinstance(file, TomlFile) else "the configuration file"
+        return file[name], f"{place}: {name}"
     return None
 
 
@@ -188,16 +242,24 @@ def file_path(given: str | None) -> Path | None:
     return Path(path).expanduser().absolute() if path else None
 
 
-def read_file(path: str | None, known: Sequence[str]) -> dict[str, Any]:
+def read_file(path: str | None, known: Sequence[str], findings: Findings | None = None) -> Mapping[str, Any]:
     """Read the TOML file of --config or FOVEA_CONFIG. Raises ConfigError.
 
     The error for an unknown key names the nearest known one.
+    findings: collects the errors; then the known keys are returned in any case. None: they are raised.
     """
     path = path or os.environ.get(PREFIX + "CONFIG")
     if not path:
         return {}
-    values = read_toml(Path(path))
-    check_keys(path, values, known)
+    found = findings or Findings()
+    values: Mapping[str, Any] = {}
+    with found.part():
+        values = read_toml(Path(path))
+    if isinstance(values, TomlFile):
+        with found.part(), values.errors():
+            check_keys("", values, known)
+    if findings is None:
+        found.check()
     return values
 
 
@@ -260,7 +322,7 @@ def _boolean(text: str) -> bool:
 
 def _help(entry: Setting) -> str:
     """Return the help text with default and range."""
-    accepted = "" if entry.rule.low is None else entry.rule.accepted
+    accepted = entry.rule.accepted
     notes = [f"default: {_shown(entry.default)}", *([f"accepted: {accepted}"] if accepted else [])]
     return f"{entry.rule.help} ({'; '.join(notes)})".strip()
 

@@ -20,10 +20,12 @@ from fovea.cli.common import (
     config_file,
     engine_arguments,
     keys_of,
+    model_of,
     use_log_format,
 )
 from fovea.cli.loading import loading_shown
 from fovea.core.errors import ConfigError
+from fovea.core.findings import Findings
 from fovea.core.names import served_name
 from fovea.core.protocols import EngineClient
 from fovea.core.settings import check_settings, setting
@@ -128,8 +130,66 @@ def register(commands: Any) -> None:
     options.add_options(parser, "address and name", ServeSettings, skip=("simulate",))
     add_engine_options(parser, model_flag=False, serving=True)
     options.add_options(parser, "server", ServerSettings)
-    options.show_first(parser, FIRST)
-    parser.set_defaults(run=run_server)
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="read settings, keys, certificate, chat template and the files of the model, compare sizes with "
+        "the memory, and say what would run; start nothing, and exit with 2 if something is wrong",
+    )
+    options.show_first(parser, (*FIRST, "check"))
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Start the server, or with --check only say what would run."""
+    if args.check:
+        from fovea.cli.check import check_server
+
+        return check_server(args)
+    return run_server(args)
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Everything that flags, variables and the file say; None: that part is wrong.
+
+    model, template: of the engine; empty and None for a simulation. simulates: whether it is one.
+    """
+
+    file: Mapping[str, Any]
+    address: ServeSettings | None = None
+    settings: ServerSettings | None = None
+    engine: EngineConfig | None = None
+    model: str = ""
+    template: str | None = None
+    simulates: bool = False
+
+
+def read_inputs(args: argparse.Namespace, findings: Findings, **fixed: Any) -> Inputs:
+    """Read flags, variables and the file. All errors are added to the findings.
+
+    fixed: values of ServeSettings that the command sets itself.
+    """
+    found = Inputs(config_file(args, findings))
+    with findings.part():
+        found = replace(found, address=options.settings(ServeSettings, args, found.file, **fixed))
+    keys: dict[str, tuple[str, ...]] = {}
+    for name in ("api_key", "admin_key", "metrics_key"):
+        with findings.part():
+            keys[f"{name}s"] = keys_of(name, args, found.file)
+    with findings.part():
+        settings = options.settings(ServerSettings, args, found.file, **keys)
+        host = found.address.host if found.address else ""
+        found = replace(found, settings=replace(settings, http=with_own_name(settings.http, host)))
+    simulates = found.address.simulate if found.address else bool(getattr(args, "simulate", None))
+    found = replace(found, model=model_of(args, found.file), simulates=simulates)
+    with findings.part():
+        if simulates:
+            found = replace(found, engine=_simulated_config(args, found.file))
+        else:
+            _, engine, template = engine_arguments(args, found.file)
+            found = replace(found, engine=engine, template=template)
+    return found
 
 
 def run_server(args: argparse.Namespace, on_ready: OnReady = lambda url: None, **fixed: Any) -> int:
@@ -138,23 +198,20 @@ def run_server(args: argparse.Namespace, on_ready: OnReady = lambda url: None, *
     on_ready: called with the server's URL once it accepts requests. It must not block.
     fixed: values of ServeSettings that the command sets itself.
     """
-    file = config_file(args)
-    serve = options.settings(ServeSettings, args, file, **fixed)
-    keys = {f"{name}s": keys_of(name, args, file) for name in ("api_key", "admin_key", "metrics_key")}
-    settings = options.settings(ServerSettings, args, file, **keys)
-    settings = replace(settings, http=with_own_name(settings.http, serve.host))
-    use_log_format(settings.logs.log_format)
-    if serve.simulate:
-        return _serve_simulated(serve, settings, args, file, on_ready)
-    return _serve_model(serve, settings, args, file, on_ready)
+    findings = Findings()
+    found = read_inputs(args, findings, **fixed)
+    findings.check()
+    assert found.address is not None
+    assert found.settings is not None
+    assert found.engine is not None
+    use_log_format(found.settings.logs.log_format)
+    if found.address.simulate:
+        return _serve_simulated(found.address, found.settings, found.engine, on_ready)
+    return _serve_model(found.address, found.settings, (found.model, found.engine, found.template), on_ready)
 
 
 def _serve_simulated(
-    simulation: ServeSettings,
-    settings: ServerSettings,
-    args: argparse.Namespace,
-    file: Mapping[str, Any],
-    on_ready: OnReady,
+    simulation: ServeSettings, settings: ServerSettings, config: EngineConfig, on_ready: OnReady
 ) -> int:
     """Serve a simulated engine. This imports no torch, so the server starts at once."""
     from fovea.engine.process.sources import SimulatedSource
@@ -162,20 +219,13 @@ def _serve_simulated(
     from fovea.server.app import create_app
     from fovea.server.run import serve
 
-    if (model := options.lookup("model", args, file)) is not None:
-        raise ConfigError(
-            f"--simulate serves no model, but {model[1]} is {model[0]!r}; "
-            "to name the server's model, use --served-model-name",
-            param="model",
-        )
-    config = _simulated_config(args, file)
     cost = CostModel.load(simulation.cost) if simulation.cost else CostModel()
-    port = _free_port(simulation.host, simulation.port)
+    port = free_port(simulation.host, simulation.port)
 
     def start() -> None:
         _announce(settings, simulation.host, port)
         log.info("ready: no model, simulated; costs: %s", cost.made_from)
-        on_ready(_url(settings, simulation.host, port))
+        on_ready(url_of(settings, simulation.host, port))
 
     source = SimulatedSource(config, cost, simulation.served_model_name or "fovea-simulated")
     engine: EngineClient = _loader(source, simulation, settings)()
@@ -224,7 +274,7 @@ def _fleet_loader(
     return lambda: EngineFleet(loads)
 
 
-def _check_parallel(config: EngineConfig) -> None:
+def check_parallel(config: EngineConfig) -> None:
     """Refuse settings that several engine processes cannot have. Raises ConfigError."""
     from fovea.engine.process.sources import ONLY_CPU
 
@@ -254,6 +304,12 @@ def _simulated_config(args: argparse.Namespace, file: Mapping[str, Any]) -> Engi
     """
     from fovea.engine.simulate.assemble import SERVER_SETTINGS, not_simulated
 
+    if (model := options.lookup("model", args, file)) is not None:
+        raise ConfigError(
+            f"--simulate serves no model, but {model[1]} is {model[0]!r}; "
+            "to name the server's model, use --served-model-name",
+            param="model",
+        )
     for name in not_simulated(SERVER_SETTINGS):
         given = options.lookup(name, args, file)
         if given is None:
@@ -271,8 +327,7 @@ def _simulated_config(args: argparse.Namespace, file: Mapping[str, Any]) -> Engi
 def _serve_model(
     address: ServeSettings,
     settings: ServerSettings,
-    args: argparse.Namespace,
-    file: Mapping[str, Any],
+    engine: tuple[str, EngineConfig, str | None],
     on_ready: OnReady,
 ) -> int:
     from fovea.engine.process.sources import ModelSource
@@ -280,7 +335,7 @@ def _serve_model(
     from fovea.server.run import serve, stop
     from fovea.server.starting import StartingClient
 
-    model, config, template = engine_arguments(args, file)
+    model, config, template = engine
     settings = replace(settings, role=config.peers.role, peer_key=_peer_key(config))
     place = place_of(config, os.environ)
     if place is not None and place.rank:  # a launcher runs this command on every device
@@ -290,17 +345,17 @@ def _serve_model(
     name = address.served_model_name or served_name(model)
     processes = address.data_parallel
     if processes > 1:
-        _check_parallel(config)
+        check_parallel(config)
     elif address.engine_process == "off":  # else this process imports no torch, and the other one checks
         _check_folder(model, config.model.revision)
     load = _loader(ModelSource(model, config, template, name, processes), address, settings)
-    host, port = address.host, _free_port(address.host, address.port)
+    host, port = address.host, free_port(address.host, address.port)
 
     def start() -> None:
         _announce(settings, host, port)
         client.start()
 
-    url = _url(settings, host, port)
+    url = url_of(settings, host, port)
     client = StartingClient(name, load, on_failure=stop, on_ready=lambda: on_ready(url))
     with loading_shown(log):
         status = serve(create_app(client, settings), host, port, on_start=start)
@@ -323,10 +378,10 @@ def _peer_key(config: EngineConfig) -> str:
 
 def _announce(settings: ServerSettings, host: str, port: int) -> None:
     """Log the address and who may use it. To be called when the port is open, after all checks."""
-    log.info("%s/v1  keys: %s", _url(settings, host, port), keys_in_words(settings))
+    log.info("%s/v1  keys: %s", url_of(settings, host, port), keys_in_words(settings))
 
 
-def _url(settings: ServerSettings, host: str, port: int) -> str:
+def url_of(settings: ServerSettings, host: str, port: int) -> str:
     """Return the server's URL, without a path."""
     shown = f"[{host}]" if ":" in host else host
     scheme = "http" if settings.http.tls_cert is None else "https"
@@ -353,12 +408,17 @@ def _check_folder(model: str, revision: str) -> None:
     """
     from fovea.engine.load import resolve
 
-    is_path = model.startswith((".", "/", "~")) or model.count("/") != 1
-    if is_path or Path(model).exists():
+    if not is_hub_id(model):
         resolve(model, revision)
 
 
-def _free_port(host: str, port: int) -> int:
+def is_hub_id(model: str) -> bool:
+    """Tell whether a name can only be a hub id: owner/name, and no such folder."""
+    is_path = model.startswith((".", "/", "~")) or model.count("/") != 1
+    return not is_path and not Path(model).exists()
+
+
+def free_port(host: str, port: int) -> int:
     """Return the port, or a free one for port 0. Raises ConfigError if the port is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:

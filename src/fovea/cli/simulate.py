@@ -11,7 +11,7 @@ CPU). The trace is a file, or random, from the flags of the group "load".
 
 The table has one column per policy. With --encoders it has two: some engines
 encode images for those that answer, and as many engines that do everything.
-With --json the last line has all of it as one object.
+With --json everything is printed as one JSON object.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from fovea.cli import options
-from fovea.cli.common import add_bounds, aligned
+from fovea.cli.common import add_bounds
+from fovea.cli.text import HelpFormatter, aligned, fitted
 from fovea.core.errors import ConfigError
 from fovea.core.trace import Trace, Workload, generate, read_trace, write_trace
 from fovea.engine.config import EngineConfig
@@ -49,7 +50,7 @@ def register(commands: Any) -> None:
         description=__doc__,
         usage="fovea simulate [--policy NAME ...] [--trace FILE | LOAD] [OPTIONS]",
     )
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.formatter_class = HelpFormatter
     parser.add_argument(
         "--policy",
         action="append",
@@ -73,9 +74,7 @@ def register(commands: Any) -> None:
         action="store_true",
         help="limit batches by a simple rule instead of --pace; --target-itl-ms is its target",
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print everything as one JSON object in the last line"
-    )
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     options.add_options(parser, "load", Workload)
     options.add_options(parser, "fleet", Fleet)
     options.add_options(parser, "noise", NoiseSettings)
@@ -104,21 +103,23 @@ def run(args: argparse.Namespace) -> int:
     }
     reports = {name: result.report for name, result in results.items()}
     wall = time.perf_counter() - started
-    print(
-        f"{len(trace)} requests over {trace[-1].at:.1f} s; costs: {cost.made_from}; "
-        f"simulated in {wall:.1f} s; "
-        f"good: first token within {args.ttft_ms:g} ms, then {args.itl_ms:g} ms per token"
-    )
-    print(table(reports))
-    for name, result in results.items():
-        if result.transfers or result.encoders_busy:
-            print(_handed_over(name, result))
     if args.json:
         policy_reports = {
             name: result.report.as_dict() | (_transfers(result) if len(fleets) > 1 else {})
             for name, result in results.items()
         }
         print(json.dumps({"requests": len(trace), "cost": asdict(cost), "policies": policy_reports}))
+        return 0
+    head = (
+        f"{len(trace)} requests over {trace[-1].at:.1f} s; costs: {cost.made_from}; "
+        f"simulated in {wall:.1f} s; "
+        f"good: first token within {args.ttft_ms:g} ms, then {args.itl_ms:g} ms per token"
+    )
+    print(f"{fitted(head)}\n")
+    print(table(reports))
+    for name, result in results.items():
+        if result.transfers or result.encoders_busy:
+            print(fitted(_handed_over(name, result)))
     return 0
 
 

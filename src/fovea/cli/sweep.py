@@ -34,6 +34,7 @@ from fovea.cli.questions import (
     check_images,
     requested_kinds,
 )
+from fovea.cli.text import aligned, fitted
 from fovea.core.errors import InvalidRequest
 from fovea.core.markdown import markdown_table
 from fovea.core.media import AUTO
@@ -54,22 +55,25 @@ DIFFERENCES = (
 )
 
 
-def sweep_markdown(sweep: Sweep) -> str:
-    """Return tables of accuracy, tokens and times per setting, of accuracy per kind, and of comparisons."""
+def sweep_text(sweep: Sweep, table: Callable[[Sequence[Sequence[str]]], str]) -> str:
+    """Return tables of accuracy, tokens and times per setting, of accuracy per kind, and of comparisons.
+
+    table: writes rows, the first of which is the head, as text.
+    """
     parts = [
-        aligned(_settings_table(sweep)),
-        f"Times are medians of {sweep.time(FULL).requests} requests, {sweep.timed_on}.",
+        table(list(_settings_table(sweep))),
+        fitted(f"Times are medians of {sweep.time(FULL).requests} requests, {sweep.timed_on}."),
     ]
     shares = dict.fromkeys(setting.keep for setting in sweep.settings if setting != FULL)
     for keep in shares:
         kept = "as many tokens as the question needs" if keep == AUTO else f"{keep:g} of the tokens"
-        parts += [f"Per kind, {kept} kept:", aligned(_kinds_table(sweep, keep))]
+        parts += [f"Per kind, {kept} kept:", table(list(_kinds_table(sweep, keep)))]
     if sweep.pairs:
-        parts += [f"{DIFFERENCES}:", aligned(_pairs_table(sweep))]
+        parts += [fitted(f"{DIFFERENCES}:"), table(list(_pairs_table(sweep)))]
     return "\n\n".join(parts)
 
 
-def aligned(entries: Iterable[Sequence[str]]) -> str:
+def aligned_markdown(entries: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table with aligned columns. The first row is the head."""
     head, *rows = entries
     return markdown_table(head, rows, aligned=True)
@@ -272,12 +276,11 @@ def run(args: argparse.Namespace) -> int:
     runner.show_failures()
     if args.plot is not None:
         draw(args.plot, sweep, f"{name}: {cases.total} questions")
-    if not args.json:
-        print(sweep_markdown(sweep))
-        print()
-    seed = None if args.data else args.seed
-    body: dict[str, Any] = {"model": name, "seed": seed, "failed": len(runner.failures), **sweep.body()}
-    print(json.dumps(body))
+    if args.json:
+        seed = None if args.data else args.seed
+        print(json.dumps({"model": name, "seed": seed, "failed": len(runner.failures), **sweep.body()}))
+    else:
+        print(sweep_text(sweep, aligned_markdown if args.markdown else aligned))
     return 1 if runner.failures else 0
 
 

@@ -14,18 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fovea.cli.text import aligned, fitted
 from fovea.core.errors import ConfigError
-from fovea.gateway.usage.log import GROUPS, Report, Row, read_usage
+from fovea.gateway.usage.log import COUNTS, GROUPS, MONEY, Report, Row, fields_of, read_usage
 
 HOUR_S = 3600
-WIDTH = 240
-"""Most columns of a table. In a narrower terminal, lines wrap, so that no digit of a number is missing."""
 _AGO = re.compile(r"(\d{1,5})([dh])")
-_COUNTS = (
-    "requests", "errors", "estimated", "images", "prompt_tokens", "visual_tokens", "cached_tokens",
-    "completion_tokens",
-)  # fmt: skip
-_MONEY = ("cost", "credit", "cost_per_request", "cost_per_image")
 
 
 def register(commands: Any) -> None:
@@ -74,14 +68,14 @@ def _run(args: argparse.Namespace) -> int:
         )
     report = read_usage(args.file, by, since, until)
     if args.json:
-        rows = [_fields(row, by) for row in report.rows]
+        rows = [fields_of(row, by) for row in report.rows]
         values = {
             "currency": report.currency,
             "since": _shown(since),
             "until": _shown(until),
             "by": by,
             "rows": rows,
-            "total": _fields(report.total, ()),
+            "total": fields_of(report.total, ()),
         }
         print(json.dumps(values, indent=2))
     elif args.csv:
@@ -128,52 +122,28 @@ def _shown(hour: int) -> str:
     return at.strftime("%Y-%m-%d %H:00")
 
 
-def _fields(row: Row, by: Sequence[str]) -> dict[str, Any]:
-    """Return the values of a row by name; money in units of the currency."""
-    return {
-        **dict(zip(by, row.group, strict=False)),
-        **{name: getattr(row, name) for name in _COUNTS},
-        **{name: round(getattr(row, name) / 1e6, 6) for name in _MONEY},
-        "seconds": round(row.seconds, 3),
-    }
-
-
 def _print_csv(report: Report, by: Sequence[str]) -> None:
-    writer = csv.DictWriter(sys.stdout, [*by, *_COUNTS, *_MONEY, "seconds", "currency"], lineterminator="\n")
+    writer = csv.DictWriter(sys.stdout, [*by, *COUNTS, *MONEY, "seconds", "currency"], lineterminator="\n")
     writer.writeheader()
     for row in report.rows:
-        fields = _fields(row, by)
-        money = {name: f"{fields[name]:.6f}" for name in _MONEY}
+        fields = fields_of(row, by)
+        money = {name: f"{fields[name]:.6f}" for name in MONEY}
         writer.writerow({**fields, **money, "currency": report.currency})
 
 
 def _print_table(report: Report, by: Sequence[str], title: str) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     if not report.rows:
         print(f"no {title}")
         return
-    table = Table(
-        title=title,
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=0,
-        pad_edge=False,
-        show_footer=len(report.rows) > 1,
-    )
-    total = _cells(report.total)
-    for place, name in enumerate(by):
-        table.add_column(name.replace("_", " "), footer="" if place else "all", overflow="fold")
-    for name, value in total.items():
-        table.add_column(name, footer=value, justify="right", no_wrap=True)
-    for row in report.rows:
-        table.add_row(*(Text(_printable(each)) for each in row.group), *_cells(row).values())
-    Console(width=WIDTH).print(table)
+    rows = [[" ".join(by).replace("_", " "), *_cells(report.total)]]
+    rows += [[" ".join(map(_printable, row.group)), *_cells(row).values()] for row in report.rows]
+    if len(report.rows) > 1:
+        rows.append(["all", *_cells(report.total).values()])
+    print(fitted(title))
+    print(aligned(rows))
     if report.total.estimated:
-        print(f"{report.total.estimated:,} requests are estimates: their backends reported no token counts.")
+        count = f"{report.total.estimated:,}"
+        print(fitted(f"{count} requests are estimates: their backends reported no token counts."))
 
 
 def _cells(row: Row) -> dict[str, str]:
@@ -188,8 +158,8 @@ def _cells(row: Row) -> dict[str, str]:
         "output": f"{row.completion_tokens:,}",
         "cost": f"{row.cost / 1e6:,.2f}",
         "credit": f"{row.credit / 1e6:,.2f}",
-        "per\nrequest": f"{row.cost_per_request / 1e6:,.6f}",
-        "per\nimage": f"{row.cost_per_image / 1e6:,.6f}",
+        "per request": f"{row.cost_per_request / 1e6:,.6f}",
+        "per image": f"{row.cost_per_image / 1e6:,.6f}",
     }
 
 

@@ -21,13 +21,46 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from fovea.core.errors import ConfigError
+from fovea.core.findings import Findings, joined, renamed
 from fovea.core.settings import settings_of
+from fovea.core.toml_lines import toml_lines
 
 T = TypeVar("T")
 LARGEST_FILE = 1 << 20
 """Bytes of the largest file that is read."""
 MOST_NAMES = 40
 """Names that a message lists at most."""
+
+
+class TomlFile(dict[str, Any]):
+    """The content of a TOML file, which knows in which lines its keys are.
+
+    path: the file. text: its content. noun: what it is, for messages.
+    """
+
+    def __init__(self, values: Mapping[str, Any], path: Path, text: str, noun: str = "") -> None:
+        super().__init__(values)
+        self._text, self._name = text, f"{noun} {path}".strip()
+
+    def place(self, *at: str | int) -> str:
+        """Return "FILE:LINE" of a key or table, or of the nearest one around it; "FILE": no line is known."""
+        lines = toml_lines(self._text)
+        while at and at not in lines:
+            at = at[:-1]
+        return f"{self._name}:{lines[at]}" if at else self._name
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Name file and line in every error of a block."""
+        try:
+            yield
+        except ConfigError as error:
+            raise joined(
+                [
+                    renamed(each, self.place(*each.at, *([each.param] if each.param else [])))
+                    for each in error.findings
+                ]
+            ) from error
 
 
 def read_toml(
@@ -37,7 +70,7 @@ def read_toml(
     param: str | None = None,
     largest: int = LARGEST_FILE,
     parse_float: Callable[[str], Any] = float,
-) -> dict[str, Any]:
+) -> TomlFile:
     """Return the content of a TOML file.
 
     noun: what the file is, for messages, such as "hardware file".
@@ -46,7 +79,8 @@ def read_toml(
     Raises ConfigError if the file cannot be read, is larger, or is not TOML.
     """
     text = _read_text(path, noun, param, largest)
-    return parse_toml(text, f"{noun} {path}".strip(), param=param, parse_float=parse_float)
+    values = parse_toml(text, f"{noun} {path}".strip(), param=param, parse_float=parse_float)
+    return TomlFile(values, path, text, noun)
 
 
 def read_json(path: Path, noun: str = "", *, param: str | None = None) -> dict[str, Any]:
@@ -98,15 +132,19 @@ def nearest(name: str, known: Collection[str]) -> str:
 
 
 def check_keys(where: str, table: Mapping[str, Any], known: Collection[str], noun: str = "key") -> None:
-    """Raise ConfigError for the first key that is not known; it names the nearest one.
+    """Raise ConfigError for all keys that are not known; it names the nearest known one of each.
 
     where: file and table, for messages; "": the caller adds them.
     noun: what a key is, for messages.
     """
-    for key in table:
-        if key not in known:
-            start = f"{where}: " if where else ""
-            raise ConfigError(f"{start}unknown {noun} {key!r}; {nearest(key, known)}", param=key)
+    start = f"{where}: " if where else ""
+    errors = [
+        ConfigError(f"{start}unknown {noun} {key!r}; {nearest(key, known)}", param=key)
+        for key in table
+        if key not in known
+    ]
+    if errors:
+        raise joined(errors)
 
 
 def tables(where: str, content: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
@@ -130,20 +168,24 @@ def settings_table(
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where} is {values!r}; accepted: a table", param=where)
     own = [entry.name for entry in settings_of(cls, nested=False)]  # type: ignore[arg-type]
-    check_keys(where, values, [*own, *more, *also])
+    findings = Findings()
+    with findings.part():
+        check_keys(where, values, [*own, *more, *also])
     given = {name: values[name] for name in own if name in values and name not in more}
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    with errors_in(where):
-        return cls(**given, **more)
+    with findings.part(), errors_in(where):
+        made = cls(**given, **more)
+    findings.check()
+    return made
 
 
 @contextmanager
-def errors_in(where: str) -> Iterator[None]:
-    """Name a file or a table in every ConfigError of a block."""
+def errors_in(where: str, *at: str | int) -> Iterator[None]:
+    """Name a file or a table in every ConfigError of a block. at: its place in the file."""
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error.message}", param=error.param) from error
+        raise renamed(error, where, *at) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ Every error has three attributes that the server sends:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, Self
 
 Scope = Literal["engine", "request"]
@@ -60,9 +61,26 @@ class FoveaError(Exception):
 
 
 class ConfigError(FoveaError):
-    """A start-up setting is wrong, so the process should not start."""
+    """A start-up setting is wrong, so the process should not start.
+
+    at: place of the table in its file, as ("pool", 2, "settings"): the second [[pool]], its settings.
+    findings: the single errors, if this one stands for several (`core.findings`); otherwise itself.
+    """
 
     default_code = "bad_config"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        at: tuple[str | int, ...] = (),
+        findings: Sequence[ConfigError] = (),
+    ) -> None:
+        super().__init__(message, param=param, code=code)
+        self.at = at
+        self.findings = tuple(findings) or (self,)
 
 
 class ModelError(FoveaError):

@@ -19,12 +19,13 @@ from __future__ import annotations
 import functools
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from fovea.core.errors import ConfigError
+from fovea.core.findings import joined
 
 T = TypeVar("T")
 _RULE = "fovea.setting"
@@ -59,7 +60,7 @@ class Rule:
     def accepted(self) -> str:
         """The accepted values in words; empty if every value of the type is accepted."""
         if self.choices:
-            return ", ".join(self.choices)
+            return ", ".join(word or "empty" for word in self.choices)
         if self.low is None or self.high is None:
             return self.words
         zero = "0, or " if self.or_zero else ""
@@ -113,9 +114,22 @@ def required(help: str) -> Any:
 
 
 def check_settings(settings: Any) -> None:
-    """Raise ConfigError for the first setting whose value is not accepted. For use in `__post_init__`."""
-    for entry in settings_of(type(settings), nested=False):
-        check_value(entry, getattr(settings, entry.name))
+    """Raise ConfigError for all settings whose values are not accepted. For use in `__post_init__`."""
+    entries = settings_of(type(settings), nested=False)
+    errors = value_errors((entry, getattr(settings, entry.name)) for entry in entries)
+    if errors:
+        raise joined(errors)
+
+
+def value_errors(values: Iterable[tuple[Setting, Any]]) -> list[ConfigError]:
+    """Return an error for every value that its setting does not accept."""
+    errors = []
+    for entry, value in values:
+        try:
+            check_value(entry, value)
+        except ConfigError as error:
+            errors.append(error)
+    return errors
 
 
 def check_value(entry: Setting, value: Any) -> None:
@@ -191,12 +205,16 @@ def _settings(cls: type, path: tuple[str, ...]) -> Iterator[Setting]:
 def build_settings(cls: type[T], values: Mapping[str, Any]) -> T:
     """Build an instance from a flat mapping of names to values.
 
-    Raises ConfigError for unknown names and wrong values.
+    Raises ConfigError for all unknown names and wrong values.
     """
     known = {entry.name: entry for entry in settings_of(cls)}
-    for name in values:
-        if name not in known:
-            raise ConfigError(f"unknown setting {name!r}; known: {', '.join(sorted(known))}", param=name)
+    errors = [
+        ConfigError(f"unknown setting {name!r}; known: {', '.join(sorted(known))}", param=name)
+        for name in values
+        if name not in known
+    ] + value_errors((known[name], value) for name, value in values.items() if name in known)
+    if errors:
+        raise joined(errors)
     return _build(cls, (), {name: (known[name].subject, value) for name, value in values.items()})
 
 

@@ -1,8 +1,10 @@
-"""The proxy in front of a deployment, as NGINX, HAProxy and Envoy need it.
+"""The proxy in front of a deployment, for NGINX, HAProxy and Envoy, and the public paths of all targets.
 
 All three keep the same rules:
 
-- Only the paths below are public. /admin, /metrics and everything else answers 404.
+- Only the paths below are public. /admin, /metrics and everything else answers 404. Istio and the Gateway API
+  pass the same paths on.
+- With TLS, plain HTTP is answered with the address under HTTPS, and clients may use HTTP/2.
 - Answers are passed on byte by byte, without a buffer and without a cache.
 - A request is sent to another server if no byte of it was sent, or if the server refused it with 503, which
   Fovea does while it stops, before it works on a request. It is never sent again after that, because it may
@@ -19,12 +21,13 @@ from dataclasses import dataclass
 
 from fovea.deploy.machine import Server
 from fovea.deploy.spec import DeploySpec, whole_number
+from fovea.deploy.target import CERTIFICATES
 
 EXACT = ("/", "/health", "/ping", "/ready", "/version", "/tokenize", "/detokenize")
-PREFIXES = ("/v1/", "/ui/")
-"""Public paths. "/" and /ui/ are the chat page of the engine."""
+FOLDERS = ("/v1", "/ui")
+"""Public paths: EXACT, and each of FOLDERS with everything below it. "/" and /ui/ are the chat page."""
 
-CERTIFICATE, PRIVATE_KEY = "/etc/fovea/tls/tls.crt", "/etc/fovea/tls/tls.key"
+CERTIFICATE, PRIVATE_KEY = f"{CERTIFICATES}/tls.crt", f"{CERTIFICATES}/tls.key"
 PATIENCE_S = 10
 """Seconds that a proxy waits longer than the servers' own limit."""
 CONNECT_S = 2
@@ -36,6 +39,12 @@ HEADER_KIB, URL_KIB, HEADERS = 64, 16, 100
 HEADER_S, BODY_S, WRITE_S = 10, 30, 30
 """Seconds in which the head of a request must arrive, and between two parts of a body or an answer."""
 CONNECTIONS_PER_ADDRESS = 512
+
+
+def is_public(path: str) -> bool:
+    """Tell whether clients may reach a path."""
+    return path in EXACT or any(path == each or path.startswith(f"{each}/") for each in FOLDERS)
+
 
 ERRORS: dict[int, tuple[str, str, str]] = {
     400: ("invalid_request_error", "malformed_http", "this is not a valid HTTP request"),
@@ -62,6 +71,9 @@ class Front:
     servers: gateways or engines behind it.
     address: address that it listens on; "": all.
     port: port that it listens on.
+    public_port: port that clients use.
+    redirect: port on which plain HTTP is sent to HTTPS; 0: none.
+    ipv6: whether it listens on IPv6, too, if it listens on all addresses.
     host: name under which clients reach it.
     body_mib: largest body, in MiB.
     answer_s: seconds after which servers cut an answer.
@@ -72,11 +84,25 @@ class Front:
     servers: tuple[Server, ...]
     address: str
     port: int
+    public_port: int
+    redirect: int
+    ipv6: bool
     host: str
     body_mib: int
     answer_s: int
     per_address: int
     tls: bool
+
+    def listens(self, port: int) -> list[str]:
+        """Return the addresses with a port, an IPv6 address in brackets."""
+        if self.address:
+            return [f"{self.address}:{port}"]
+        return [f"0.0.0.0:{port}", *([f"[::]:{port}"] if self.ipv6 else [])]
+
+    @property
+    def https_port(self) -> str:
+        """The port as a part of a URL of HTTPS."""
+        return "" if self.public_port == 443 else f":{self.public_port}"
 
     @property
     def read_s(self) -> int:
@@ -95,19 +121,32 @@ class Front:
         }
 
 
+def redirects(spec: DeploySpec) -> bool:
+    """Tell whether a spec wants plain HTTP to be sent to HTTPS."""
+    return spec.tls and bool(spec.redirect_port)
+
+
 def front_of(
-    spec: DeploySpec, servers: Sequence[Server], *, address: str = "", port: int | None = None
+    spec: DeploySpec,
+    servers: Sequence[Server],
+    *,
+    address: str = "",
+    port: int | None = None,
+    redirect: int | None = None,
 ) -> Front:
     """Return the proxy of a spec.
 
     servers: the servers behind it.
-    port: port that it listens on; None: the spec's.
+    port, redirect: ports that it listens on; None: the spec's.
     """
     own = spec.gateway.settings if spec.gateway is not None else spec.pools[0].settings
     return Front(
         servers=tuple(servers),
         address=address,
-        port=spec.proxy_port if port is None else port,
+        port=spec.public_port if port is None else port,
+        public_port=spec.public_port,
+        redirect=(spec.redirect_port if redirect is None else redirect) if redirects(spec) else 0,
+        ipv6=spec.ipv6,
         host=spec.host,
         body_mib=spec.max_body_mib,
         answer_s=spec.max_answer_s,

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from fovea.core.errors import ConfigError
+from fovea.planner.hardware import Hardware, find, known_hardware
 
 GPUS = (
     "T4", "L4", "A10", "L40S", "A30", "A100-40GB", "A100-80GB", "H100-80GB", "H100-96GB", "H200-141GB",
@@ -44,6 +46,29 @@ _STARTS: Mapping[int, Mapping[str, tuple[int, tuple[int, ...]]]] = {
     },
     4: {"1": (1, (0, 1, 2, 3)), "2": (2, (0, 2)), "4": (4, (0,))},
 }
+
+
+def hardware_of(gpu: str) -> Hardware | None:
+    """Return a GPU as the planner knows it; None: it does not."""
+    try:
+        return find(gpu, known_hardware()) if gpu else None
+    except ConfigError:
+        return None
+
+
+def check_engine(gpu: str, settings: Mapping[str, Any]) -> None:
+    """Raise ConfigError if an engine with these settings refuses a GPU, or one of these values.
+
+    settings: those of `fovea serve`. A GPU that the planner does not know is not checked.
+    """
+    hardware = hardware_of(gpu)
+    own = {name: settings[name] for name in ("quantization", "kv_dtype", "kernels") if name in settings}
+    if hardware is None or not own:
+        return
+    from fovea.engine.config import EngineConfig  # only such specs need it
+
+    dtype = settings.get("dtype", "auto")
+    EngineConfig.of(**own).check_on(hardware.device, "bfloat16" if dtype == "auto" else str(dtype))
 
 
 def check_profile(gpu: str, profile: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from fovea.core.errors import ConfigError
 from fovea.deploy.spec import DeploySpec, Pool, whole_number
+from fovea.deploy.tracing import trace_values
 
 LOOPBACK = "127.0.0.1"
 SERVICES = ("redis", "prometheus", "alertmanager", "envoy-admin")
@@ -65,7 +66,9 @@ def service_ports(spec: DeploySpec) -> dict[str, int]:
 
 def check_ports(spec: DeploySpec) -> None:
     """Raise ConfigError if a port is above 65535, or two servers would have the same one."""
-    users: dict[int, str] = {spec.proxy_port: "the proxy"}
+    users: dict[int, str] = {spec.public_port: "the proxy"}
+    if spec.tls and spec.redirect_port:
+        users[spec.redirect_port] = "the proxy's redirect to HTTPS"
     named = [(each.name, each.port) for each in (*engines(spec), *gateways(spec))]
     for name, port in [*named, *service_ports(spec).items()]:
         if port > 65535 or port in users:
@@ -82,7 +85,7 @@ def engine_values(spec: DeploySpec, engine: Server) -> dict[str, Any]:
     """Return the settings of an engine of this machine. The pool's own settings win."""
     assert engine.pool is not None
     return {
-        "trusted_proxies": [LOOPBACK],
+        "trusted_proxies": [LOOPBACK, *spec.trusted_proxies],
         **trace_values(spec),
         **spec.engine_settings(engine.pool),
         "host": engine.host,
@@ -96,7 +99,7 @@ def gateway_values(spec: DeploySpec, gateway: Server, redis: str) -> dict[str, A
     redis: "HOST:PORT" of Redis.
     """
     return {
-        "trusted_proxies": [LOOPBACK],
+        "trusted_proxies": [LOOPBACK, *spec.trusted_proxies],
         **redis_values(spec, redis),
         **trace_values(spec),
         **spec.gateway_settings(),
@@ -125,11 +128,6 @@ def sharing_values(spec: DeploySpec) -> dict[str, Any]:
         "response_cache_redis_mib": max(1, spec.redis.memory_mib * 3 // 4),
         "accounts_sharers": spec.gateway.replicas * workers,
     }
-
-
-def trace_values(spec: DeploySpec) -> dict[str, Any]:
-    """Return the setting of the collector of traces, if there is one."""
-    return {"otlp_endpoint": spec.otlp_endpoint} if spec.otlp_endpoint else {}
 
 
 def backend_tables(servers: tuple[Server, ...]) -> list[tuple[str, Mapping[str, Any]]]:

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fovea.core.config_files import check_keys, errors_in, read_toml, settings_table, tables
+from fovea.core.config_files import check_keys, read_toml, settings_table, tables
 from fovea.core.errors import ConfigError
-from fovea.core.settings import settings_of
+from fovea.core.findings import Findings
+from fovea.core.settings import settings_of, value_errors
+from fovea.deploy.monitoring.objectives import Targets
 from fovea.deploy.spec import Cloud, DeploySpec, Gateway, Monitoring, Pool, Redis, Scale, Stop
+from fovea.deploy.tables import Images, Kubernetes, Tracing
 
 SECTIONS: dict[str, Callable[..., Any]] = {
     "gateway": Gateway,
@@ -19,6 +22,9 @@ SECTIONS: dict[str, Callable[..., Any]] = {
     "stop": Stop,
     "scale": Scale,
     "cloud": Cloud,
+    "tracing": Tracing,
+    "kubernetes": Kubernetes,
+    "images": Images,
 }
 RENDERED = ("host", "port", "model", "served_model_name", "config", "api_key", "admin_key", "metrics_key")
 """Settings of `fovea serve` and `fovea gateway` that renderers set themselves."""
@@ -35,43 +41,73 @@ class KnownSettings:
 def read_spec(path: Path, known: KnownSettings) -> DeploySpec:
     """Read a spec file. Raises ConfigError."""
     values = read_toml(path, param="spec")
-    with errors_in(str(path)):
+    with values.errors():
         return spec_of(values, known)
 
 
 def spec_of(values: Mapping[str, Any], known: KnownSettings) -> DeploySpec:
-    """Return the spec of parsed TOML. Raises ConfigError."""
+    """Return the spec of parsed TOML. Raises ConfigError with all errors of all tables."""
     names = [entry.name for entry in settings_of(DeploySpec, nested=False)]
-    check_keys("", values, [*names, "pool", *SECTIONS])
-    own = {name: value for name, value in values.items() if name in names}
-    parts = {
-        name: _table(f"[{name}]", cls, values[name], known.gateway)
-        for name, cls in SECTIONS.items()
-        if name in values
+    own: dict[str, Any] = {
+        name: tuple(each) if isinstance(each, list) else each
+        for name, each in values.items()
+        if name in names
     }
-    pools = tuple(
-        _table(f"[[pool]] number {number}", Pool, pool, known.engine)
-        for number, pool in enumerate(tables("", values, "pool"), 1)
-    )
-    return DeploySpec(pools=pools, **own, **parts)
+    findings = Findings()
+    with findings.part():
+        check_keys("", values, [*names, "pool", *SECTIONS])
+    parts, pools = {}, []
+    for name, cls in SECTIONS.items():
+        if name in values:
+            with findings.part(name):
+                parts[name] = _table(f"[{name}]", cls, values[name], known.gateway)
+    entries: list[dict[str, Any]] = []
+    with findings.part():
+        entries = tables("", values, "pool")
+    for number, entry in enumerate(entries, 1):
+        with findings.part("pool", number):
+            pools.append(_table(f"[[pool]] number {number}", Pool, entry, known.engine))
+    given = [(entry, own[entry.name]) for entry in settings_of(DeploySpec) if entry.name in own]
+    findings.errors += value_errors(given)
+    findings.check()
+    return DeploySpec(pools=tuple(pools), **own, **parts)
 
 
 def _table(where: str, cls: Callable[..., Any], values: Any, known: Collection[str]) -> Any:
     """Return one table as its dataclass. Raises ConfigError that names the table."""
+    if cls is Monitoring and isinstance(values, Mapping):
+        given, findings = values.get("targets", {}), Findings()
+        with findings.part("targets"):
+            settings_table(Targets, "[monitoring.targets]", given)
+        if findings.errors:  # the class would say them again
+            with findings.part():
+                settings_table(cls, where, {key: values[key] for key in values if key != "targets"})
+        findings.check()
+        return settings_table(cls, where, values, targets=given)
     if cls not in (Pool, Gateway) or not isinstance(values, Mapping):
         return settings_table(cls, where, values)
-    settings = values.get("settings", {})
-    _check_settings(f"{where} settings", settings, known)
-    return settings_table(cls, where, values, settings=settings)
+    settings, findings = values.get("settings", {}), Findings()
+    with findings.part("settings"):
+        _check_settings(f"{where} settings", settings, known)
+    with findings.part():
+        made = settings_table(cls, where, values, settings=settings if isinstance(settings, Mapping) else {})
+    findings.check()
+    return made
 
 
 def _check_settings(where: str, values: Any, known: Collection[str]) -> None:
     if not isinstance(values, dict):
         raise ConfigError(f"{where} is {values!r}; accepted: a table of settings", param="settings")
-    for name in values:
-        if name in RENDERED:
-            raise ConfigError(
-                f"{where} holds {name}, which is rendered from the rest of the spec or given as a secret",
-                param=name,
-            )
-    check_keys(where, values, [name for name in known if name not in RENDERED])
+    findings = Findings()
+    findings.errors += [
+        ConfigError(
+            f"{where} holds {name}, which is rendered from the rest of the spec or given as a secret",
+            param=name,
+        )
+        for name in values
+        if name in RENDERED
+    ]
+    with findings.part():
+        rest = {name: value for name, value in values.items() if name not in RENDERED}
+        check_keys(where, rest, [name for name in known if name not in RENDERED])
+    findings.check()

@@ -23,7 +23,6 @@ Every table but [[pool]] may be left out. Without [gateway], clients reach the p
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,68 +30,22 @@ from typing import Any
 from fovea import __version__
 from fovea.core.errors import ConfigError
 from fovea.core.settings import check_settings, setting
-from fovea.deploy.gpus import GPUS, check_profile
-
-_LABEL = re.compile(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?")
-_HOST = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
-_IMAGE = re.compile(
-    r"[a-z0-9]+([._:/-][a-z0-9]+)*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
+from fovea.deploy.accepted import (
+    check_host,
+    check_image,
+    check_label,
+    check_machine_type,
+    check_model,
+    check_model_name,
+    check_optional_image,
+    check_optional_label,
+    check_proxy,
+    check_role,
+    check_url,
 )
-_MODEL = re.compile(r"[A-Za-z0-9/~][A-Za-z0-9._/~-]{0,254}")
-_MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}|")
-_URL = re.compile(r"https?://[A-Za-z0-9.\-\[\]:]+(/[A-Za-z0-9._~/%-]*)?|")
-_MACHINE = re.compile(r"[a-z0-9.-]{0,64}")
-_ROLE = re.compile(r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[A-Za-z0-9+=,.@_/-]{1,128}|")
-
-
-def check_label(value: str) -> str:
-    """A DNS label of at most 30 characters, so that names with suffixes stay within 63."""
-    words = (
-        "1 to 30 lower-case letters, digits and hyphens, beginning with a letter, not ending with a hyphen"
-    )
-    return "" if _LABEL.fullmatch(value) else words
-
-
-def check_optional_label(value: str) -> str:
-    """A label, or nothing."""
-    return check_label(value) if value else ""
-
-
-def check_host(value: str) -> str:
-    """A DNS name."""
-    return "" if _HOST.fullmatch(value) else "a DNS name, such as vlm.example.com"
-
-
-def check_image(value: str) -> str:
-    """A reference of a container image."""
-    return "" if _IMAGE.fullmatch(value) else "an image, such as registry.example.com/fovea:1.0"
-
-
-def check_model(value: str) -> str:
-    """A folder or a hub id."""
-    accepted = _MODEL.fullmatch(value) and ".." not in value
-    return "" if accepted else "fovea-tiny, a hub id, or an absolute folder"
-
-
-def check_model_name(value: str) -> str:
-    """A model's name for clients, or nothing."""
-    return "" if _MODEL_NAME.fullmatch(value) else "letters, digits, dots, hyphens, underscores, slashes"
-
-
-def check_url(value: str) -> str:
-    """A URL without user, query and fragment, or nothing."""
-    return "" if _URL.fullmatch(value) else "http://HOST:PORT/PATH or https://HOST/PATH"
-
-
-def check_machine_type(value: str) -> str:
-    """A machine type of a cloud, or nothing."""
-    return "" if _MACHINE.fullmatch(value) else "a machine type, such as g2-standard-8 or ml.g5.xlarge"
-
-
-def check_role(value: str) -> str:
-    """An ARN of a role, or nothing."""
-    return "" if _ROLE.fullmatch(value) else "an ARN, such as arn:aws:iam::123456789012:role/NAME"
-
+from fovea.deploy.gpus import GPUS, check_engine, check_profile
+from fovea.deploy.monitoring.objectives import Targets
+from fovea.deploy.tables import Images, Kubernetes, Tracing
 
 _ENGINE_BODIES_MIB, _GATEWAY_BODIES_MIB = 256, 512
 """Defaults of `max_bodies_mib`, which cannot be below `max_body_mib`."""
@@ -171,6 +124,15 @@ class Pool:
     disk_gib: int = setting(
         20, "Disk of an engine for downloaded weights and caches, in GiB.", low=1, high=65536
     )
+    weights_gib: int = setting(
+        0, "Kubernetes: size of a volume of weights that all engines of the pool share, in GiB; a Job "
+        "downloads them once. 0: each engine downloads them.",
+        or_zero=True, low=1, high=65536,
+    )  # fmt: skip
+    weights_image: str = setting(
+        "", "Kubernetes: image with the model's files, mounted at `model`, an absolute folder; empty: none.",
+        check=check_optional_image,
+    )  # fmt: skip
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -182,6 +144,21 @@ class Pool:
             )
         _check_settings_table(self.settings)
         self._check_hardware()
+        self._check_weights()
+
+    def _check_weights(self) -> None:
+        if self.weights_image and not self.model.startswith("/"):
+            raise ConfigError(
+                f"weights_image is mounted at model, which is {self.model!r}; accepted: an absolute folder, "
+                "such as /models/qwen",
+                param="weights_image",
+            )
+        if self.weights_gib and (self.model.startswith(("/", "~")) or "/" not in self.model):
+            raise ConfigError(
+                f"weights_gib is for downloads, and model is {self.model!r}; accepted: a hub id, or no "
+                "weights_gib",
+                param="weights_gib",
+            )
 
     def _check_hardware(self) -> None:
         if self.hardware == "cpu":
@@ -193,6 +170,7 @@ class Pool:
                         param=name,
                     )
             return
+        check_engine(self.gpu, self.settings)
         if self.mig and not self.gpu:
             raise ConfigError("mig needs gpu, because each GPU has profiles of its own", param="gpu")
         if self.mig:
@@ -241,6 +219,10 @@ class Redis:
     """Redis for limits and answers that all gateways share."""
 
     memory_mib: int = setting(512, "Ceiling of the data in Redis, in MiB.", low=16, high=1 << 20)
+    disk_gib: int = setting(
+        0, "Kubernetes: disk of Redis, in GiB; 0: none. On one machine Redis always writes to the disk.",
+        or_zero=True, low=1, high=65536,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -248,7 +230,10 @@ class Redis:
 
 @dataclass(frozen=True, slots=True)
 class Monitoring:
-    """Prometheus, Alertmanager and Grafana, and where traces go."""
+    """Prometheus, Alertmanager and Grafana, and where traces go.
+
+    targets: values of `monitoring.objectives.Targets`; the others are predicted (`monitoring.targets`).
+    """
 
     scrape_s: int = setting(15, "Seconds between two scrapes.", low=1, high=300)
     retention_days: int = setting(
@@ -264,9 +249,11 @@ class Monitoring:
         check=check_url,
     )  # fmt: skip
     grafana: bool = setting(True, "Render Grafana with the dashboards.")
+    targets: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_settings(self)
+        Targets(**self.targets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +330,7 @@ class DeploySpec:
     """One deployment.
 
     pools: at least one.
-    gateway, redis, monitoring: None: not a part of it.
+    gateway, redis, monitoring, tracing: None: not a part of it.
     """
 
     pools: tuple[Pool, ...]
@@ -365,16 +352,34 @@ class DeploySpec:
     gateway_class: str = setting(
         "istio", "Class of the Gateway, for the target gateway-api.", check=check_host
     )
-    tls: bool = setting(False, "The proxy terminates TLS; the certificate is mounted at /etc/fovea/tls.")
+    tls: bool = setting(
+        False, "Clients use TLS. The proxy ends it, with the certificate in /etc/fovea/tls; for Kubernetes "
+        "see `tls_ends`.",
+    )  # fmt: skip
+    trusted_proxies: tuple[str, ...] = setting(
+        (), "Addresses and networks of your own proxies in front of the deployment, whose X-Forwarded-For is "
+        "believed. Empty, in Kubernetes: all private addresses.",
+        check=check_proxy,
+    )  # fmt: skip
+    ipv6: bool = setting(True, "The proxy listens on IPv6, too; false: for machines without it.")
     engine_port: int = setting(8000, "Port of the engines.", low=1, high=65535)
     gateway_port: int = setting(8080, "Port of the gateways.", low=1, high=65535)
-    proxy_port: int = setting(80, "Port of the proxy.", low=1, high=65535)
+    proxy_port: int = setting(
+        0, "Port of the proxy; 0: 443 with `tls`, else 80.", or_zero=True, low=1, high=65535
+    )
+    redirect_port: int = setting(
+        80, "With `tls`: port on which the proxy sends plain HTTP to HTTPS; 0: none.",
+        or_zero=True, low=1, high=65535,
+    )  # fmt: skip
     gateway: Gateway | None = None
     redis: Redis | None = None
     monitoring: Monitoring | None = None
     stop: Stop = field(default_factory=Stop)
     scale: Scale = field(default_factory=Scale)
     cloud: Cloud = field(default_factory=Cloud)
+    tracing: Tracing | None = None
+    kubernetes: Kubernetes = field(default_factory=Kubernetes)
+    images: Images = field(default_factory=Images)
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -398,6 +403,18 @@ class DeploySpec:
             raise ConfigError(
                 "only the gateway uses [redis]; accepted: [redis] together with [gateway]", param="redis"
             )
+        if self.tracing is not None and self.otlp_endpoint:
+            raise ConfigError(
+                "[tracing] renders a collector, and [monitoring] otlp_endpoint names another one; accepted: "
+                "one of them",
+                param="otlp_endpoint",
+            )
+        if self.tls and self.redirect_port == self.public_port:
+            raise ConfigError(
+                f"with tls, proxy_port and redirect_port are both {self.redirect_port}; accepted: another "
+                "proxy_port, or redirect_port = 0",
+                param="proxy_port",
+            )
 
     def stop_of(self, pool: Pool) -> Stop:
         """Return how engines of a pool stop: on spot machines everything fits into the notice."""
@@ -416,8 +433,13 @@ class DeploySpec:
         return self.namespace or self.name
 
     @property
+    def public_port(self) -> int:
+        """The port that clients use."""
+        return self.proxy_port or (443 if self.tls else 80)
+
+    @property
     def otlp_endpoint(self) -> str:
-        """URL of the collector of traces; "": there are no traces."""
+        """URL of the operator's own collector of traces; "": there is none."""
         return self.monitoring.otlp_endpoint if self.monitoring is not None else ""
 
     def image_of(self, pool: Pool) -> str:

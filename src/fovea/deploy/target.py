@@ -14,7 +14,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Protocol, cast
@@ -34,12 +35,18 @@ class Check:
     arguments: its arguments; "{dir}" stands for the output folder.
     subject: what it checks, in words.
     silent: whether any output is a fault: some tools warn of a misspelt key, and succeed.
+    programs: commands that do the same, in the order in which they are looked for; none: only `tool`. Of two
+        words, the second is a part of the program that may be missing, and must know the argument `version`.
+    certificate: path of the file that names the certificate of CERTIFICATES, if the check opens it. The check
+        gets a copy of this file, in another folder, with a certificate of its own.
     """
 
     tool: str
     arguments: tuple[str, ...]
     subject: str
     silent: bool = False
+    programs: tuple[tuple[str, ...], ...] = ()
+    certificate: str = ""
 
 
 class Renderer(Protocol):
@@ -130,6 +137,9 @@ def check_path(path: str) -> None:
 
 
 CHECK_TIMEOUT_S = 120.0
+CERTIFICATES = "/etc/fovea/tls"
+"""Folder of the certificate tls.crt and its key tls.key on the machine of a rendered proxy."""
+OPENSSL = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=fovea-check"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +161,65 @@ def find_program(tool: str) -> str | None:
     return shutil.which(tool, path=places)
 
 
+def find_command(check: Check) -> list[str] | None:
+    """Return the command of a check's tool, or of one that does the same; None: none of them is installed."""
+    for first, *rest in check.programs or ((check.tool,),):
+        program = find_program(first)
+        if program is None:
+            continue
+        if not rest or _run([program, *rest, "version"])[0] == 0:
+            return [program, *rest]
+    return None
+
+
 def run_check(check: Check, folder: Path) -> CheckOutcome:
     """Run one check on the files in a folder."""
-    program = find_program(check.tool)
+    command = find_command(check)
+    if command is None:
+        return CheckOutcome(check, "skipped", f"not installed: {_listed(check)}")
+    if not check.certificate:
+        return _outcome(check, command, {"{dir}": str(folder)})
+    openssl = find_program("openssl")
+    if openssl is None:
+        return CheckOutcome(
+            check, "skipped", "not installed: openssl, which makes a certificate for the check"
+        )
+    with tempfile.TemporaryDirectory(prefix="fovea-check-") as name:
+        copies = Path(name)
+        paths = ["-keyout", str(copies / "tls.key"), "-out", str(copies / "tls.crt")]
+        status, output = _run([openssl, *OPENSSL.split(), *paths])
+        if status != 0:
+            return CheckOutcome(check, "failed", f"openssl made no certificate: {output}")
+        text = (folder / check.certificate).read_text(encoding="utf-8")
+        copy = copies / check.certificate
+        copy.write_text(text.replace(CERTIFICATES, name), encoding="utf-8")
+        return _outcome(check, command, {f"{{dir}}/{check.certificate}": str(copy), "{dir}": str(folder)})
+
+
+def output_of(command: tuple[str, ...]) -> str:
+    """Return what a command prints; "": its program is not installed, or it failed."""
+    program = find_program(command[0])
     if program is None:
-        return CheckOutcome(check, "skipped", f"{check.tool} is not installed")
-    command = [program, *(part.replace("{dir}", str(folder)) for part in check.arguments)]
+        return ""
+    status, output = _run([program, *command[1:]])
+    return output if status == 0 else ""
+
+
+def _listed(check: Check) -> str:
+    return ", ".join(" ".join(words) for words in check.programs) or check.tool
+
+
+def _outcome(check: Check, command: list[str], places: Mapping[str, str]) -> CheckOutcome:
+    arguments = list(check.arguments)
+    for name, place in places.items():
+        arguments = [part.replace(name, place) for part in arguments]
+    status, output = _run([*command, *arguments])
+    failed = status != 0 or (check.silent and output)
+    return CheckOutcome(check, "failed" if failed else "passed", output)
+
+
+def _run(command: list[str]) -> tuple[int, str]:
+    """Run a command. Returns its exit status and all that it printed."""
     try:
         done = subprocess.run(
             command,
@@ -167,7 +230,5 @@ def run_check(check: Check, folder: Path) -> CheckOutcome:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return CheckOutcome(check, "failed", f"{check.tool} took longer than {CHECK_TIMEOUT_S:.0f} seconds")
-    output = (done.stdout + done.stderr).strip()
-    failed = done.returncode != 0 or (check.silent and output)
-    return CheckOutcome(check, "failed" if failed else "passed", output)
+        return 124, f"{Path(command[0]).name} took longer than {CHECK_TIMEOUT_S:.0f} seconds"
+    return done.returncode, (done.stdout + done.stderr).strip()

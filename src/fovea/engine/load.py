@@ -42,8 +42,7 @@ from fovea.engine.vision.processor.base import ImageProcessor
 from fovea.engine.vision.processor.pixels import in_type
 from fovea.engine.vision.processor.settings import stated_type
 from fovea.engine.vision.processor.video import QwenVideos
-from fovea.kernels.choose import bind_threads, choose, results_depend_on
-from fovea.kernels.float8 import check_fp8
+from fovea.kernels.choose import bind_threads, choose, described, results_depend_on
 from fovea.kernels.native import pictures
 from fovea.kernels.native.build import library
 from fovea.kernels.native.instruction_sets import has_bf16_units
@@ -246,8 +245,7 @@ def load_model(
     dtype = pick_dtype(settings.model.dtype, device, common_dtype(entries), settings.model.kernels)
     as_stored = settings.model.quantization == NOTHING
     quantization = _quantization(settings.model.quantization, checkpoint.path, stored)
-    if settings.model.quantization == "fp8":
-        check_fp8(device, dtype)
+    settings.check_on(described(settings.model.kernels, device, dtype), str(dtype).removeprefix("torch."))
     model = build_model(checkpoint.path, config, device, dtype, ranks)
     ranks.attach(model.decoder, model.head)
     model.decoder.balance_keys(settings.kv.kv_dtype != "auto")

@@ -1,52 +1,32 @@
 """The ASGI application of a gateway: which path leads where. Bare ASGI, because every layer costs time.
 
-Requests for answers are served by `generate.request`; everything else is answered here. Routes of
-administration, which need an admin key if there are API keys:
-
-    GET  /admin/backends                     all backends with their health, load and breakers
-    POST /admin/backends/NAME/drain          NAME gets no new requests; those that run go on
-    POST /admin/backends/NAME/undrain        NAME gets requests again, slowly at first
-    POST /admin/reload                       read the configuration file now
-    POST /admin/cache/clear                  remove all cached answers
-    GET  /admin/slow                         the latest slow requests of this worker
-    GET  /admin/profile?seconds=5            a profile of this worker, by py-spy
-
-A drain holds for the worker that takes the request and, over the file that all share, for the others.
+Requests for answers are served by `generate.request`, those below /admin by `admin.routes`; everything else
+is answered here.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from fovea.core.errors import (
-    ConfigError,
-    Forbidden,
-    FoveaError,
-    InvalidRequest,
-    NotFound,
-    Unavailable,
-)
-from fovea.gateway.backends.backend import Backend
+from fovea.core.errors import Forbidden, FoveaError, InvalidRequest, NotFound, Unavailable
+from fovea.gateway.admin.routes import Administration
 from fovea.gateway.experiments.statistics import answer_of, rating_of
 from fovea.gateway.generate.request import GatewayExchange, Request, Services
 from fovea.gateway.inspect.body import Body
 from fovea.http.bodies import Receive, Scope, Send
 from fovea.http.exchange import Exchange
+from fovea.http.page import GATEWAY_ADMIN, INDEX, PART, is_page, send_file
 from fovea.http.refusals import MethodNotAllowed
-from fovea.observe.py_spy import FORMATS, ProfileOptions, Profiler
 
-ADMIN = frozenset(("admin",))
-log = logging.getLogger("fovea.gateway")
 APIS = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "completions",
     "/v1/messages": "messages",
     "/v1/responses": "responses",
 }
+PAGE_METHODS = ("GET", "HEAD")
 PROBES = ("/health", "/ping", "/ready")
 METRICS_ROLES = frozenset(("metrics", "admin"))
 Lifespan = Callable[[], Awaitable[None]]
@@ -66,8 +46,7 @@ class Gateway:
         self.services = services
         self.start = start
         self.stop = stop
-        self._reload = reload
-        self._profiler = Profiler()
+        self.administration = Administration(services, reload)
         self._routes: Mapping[tuple[str, str], Callable[[Exchange], Awaitable[None]]] = {
             ("GET", "/health"): self._health,
             ("GET", "/ping"): self._health,
@@ -76,6 +55,11 @@ class Gateway:
             ("GET", "/v1/models"): self._models,
             ("POST", "/v1/feedback"): self._feedback,
         }
+        self.pages: Mapping[str, Callable[[Exchange], Awaitable[None]]] = {
+            "/": self._page,
+            "/admin": self._admin_page,
+            f"{PART}NAME": self._part,
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -83,7 +67,7 @@ class Gateway:
         services, refusal = self.services, None
         try:
             if services.tenants.open and scope["path"] not in PROBES:
-                services.browsers.check(scope)
+                services.browsers.check(scope, page=self._is_page(scope["path"]))
         except Forbidden as error:
             refusal = error
         api = APIS.get(scope["path"])
@@ -111,7 +95,10 @@ class Gateway:
         if api is not None and method == "POST":
             raise Unavailable("the gateway is shutting down", code="draining")
         if path.startswith("/admin/"):
-            await self._administer(exchange)
+            await self.administration.answer(exchange)
+            return
+        if self._is_page(path):
+            await self._send_page(exchange)
             return
         route = self._routes.get((method if method != "HEAD" else "GET", path))
         if route is not None:
@@ -125,7 +112,7 @@ class Gateway:
         if path.startswith("/v1/models/") and method == "GET":
             self._authenticate(exchange)
             name = self.services.fleet.model(path.removeprefix("/v1/models/")).name
-            await exchange.reply_json(_model(name))
+            await exchange.reply_json(self._card(name))
             return
         if api is not None or any(known == path for _, known in self._routes):
             accepted = (
@@ -135,6 +122,31 @@ class Gateway:
                 f"{method} is not accepted at {path}; accepted: {', '.join(accepted)}", allow=accepted
             )
         raise NotFound(f"there is no route {path[:100]!r} at this gateway", code="unknown_url")
+
+    def _is_page(self, path: str) -> bool:
+        return is_page(path) and self.services.settings.page == "on"
+
+    async def _send_page(self, exchange: Exchange) -> None:
+        """Send a page or a file of one. They need no key; what they ask /v1 and /admin/... for does."""
+        if exchange.method not in PAGE_METHODS:
+            shown = exchange.path[:100]
+            raise MethodNotAllowed(
+                f"{exchange.method} is not accepted at {shown}; accepted: {', '.join(PAGE_METHODS)}",
+                allow=PAGE_METHODS,
+            )
+        await self.pages.get(exchange.path, self._part)(exchange)
+
+    async def _page(self, exchange: Exchange) -> None:
+        """Send the page to chat."""
+        await send_file(exchange, INDEX)
+
+    async def _admin_page(self, exchange: Exchange) -> None:
+        """Send the page for operators. It needs a key only for what it asks /admin/... for."""
+        await send_file(exchange, GATEWAY_ADMIN)
+
+    async def _part(self, exchange: Exchange) -> None:
+        """Send a file of the pages."""
+        await send_file(exchange, exchange.path.removeprefix(PART))
 
     def _authenticate(self, exchange: Exchange) -> None:
         self.services.tenants.authenticate(exchange.authorization)
@@ -166,7 +178,7 @@ class Gateway:
         names = sorted(
             {name for model in self.services.fleet.models() for name in (model.name, *model.aliases)}
         )
-        await exchange.reply_json({"object": "list", "data": [_model(name) for name in names]})
+        await exchange.reply_json({"object": "list", "data": [self._card(name) for name in names]})
 
     async def _feedback(self, exchange: Exchange) -> None:
         """Take a rating of an answer: {"request_id": ..., "rating": 1 to 5, "up" or "down"}."""
@@ -191,88 +203,12 @@ class Gateway:
             )  # fmt: skip
         await exchange.reply_json({"request_id": request_id, "rating": rating})
 
-    async def _administer(self, exchange: Exchange) -> None:
-        """Serve a request to /admin. Raises Unauthorized, Forbidden, NotFound, InvalidRequest."""
-        services = self.services
-        if not services.tenants.open and not services.tenants.has("admin"):
-            raise Forbidden(
-                "/admin is closed, because there are API keys and no admin key; accepted: --admin-key, or "
-                "FOVEA_ADMIN_KEY, at the gateway's start",
-                code="no_admin_key",
-            )
-        services.tenants.authenticate(exchange.headers.get(b"authorization", b""), ADMIN)
-        words = exchange.path.removeprefix("/admin/").split("/")
-        match (exchange.method, *words):
-            case ("GET", "backends"):
-                await exchange.reply_json({"backends": [self._shown(one) for one in services.fleet]})
-            case ("POST", "backends", *name, ("drain" | "undrain") as verb) if name:
-                backend = self._drain("/".join(name), drain=verb == "drain")
-                await exchange.reply_json(self._shown(backend))
-            case ("POST", "reload"):
-                await exchange.reply_json({"reloaded": await self._read_again()})
-            case ("POST", "cache", "clear"):
-                if services.cache is None:
-                    raise InvalidRequest("the response cache is turned off", code="no_cache")
-                await exchange.reply_json({"removed": await services.cache.clear()})
-            case ("GET", "slow"):
-                await exchange.reply_json({"requests": services.records.slow.rows()})
-            case ("GET", "profile"):
-                await self._profile(exchange)
-            case _:
-                raise NotFound(
-                    f"there is no route {exchange.method} {exchange.path[:100]}; accepted: GET "
-                    "/admin/backends, POST /admin/backends/NAME/drain and /undrain, POST /admin/reload, "
-                    "POST /admin/cache/clear, GET /admin/slow, GET /admin/profile",
-                    code="unknown_url",
-                )
-
-    async def _profile(self, exchange: Exchange) -> None:
-        options = ProfileOptions.of(exchange.query)
-        exchange.watch()
-        recording = await self._profiler.profile(options)
-        kind = {"content-type": FORMATS[options.form], "content-length": str(len(recording))}
-        await exchange.reply(200, recording, {**kind, "cache-control": "no-store"})
-
-    async def _read_again(self) -> str:
-        """Read the configuration. Raises InvalidRequest that says what is wrong with it."""
-        try:
-            return await self._reload()
-        except ConfigError as error:
-            raise InvalidRequest(
-                f"the configuration stays what it was: {error.message}", param=error.param, code="bad_config"
-            ) from error
-
-    def _drain(self, name: str, *, drain: bool) -> Backend:
-        backend = self.services.fleet.get(name)
-        if backend is None:
-            known = ", ".join(one.name for one in self.services.fleet)
-            raise NotFound(
-                f"there is no backend {name[:100]!r}; known: {known or 'none'}", code="unknown_backend"
-            )
-        self.services.drains.set(name, drain=drain)
-        self.services.drains.apply(self.services.fleet, self.services.clock())
-        return backend
-
-    def _shown(self, backend: Backend) -> dict[str, Any]:
-        now = self.services.clock()
-        return {
-            "name": backend.name,
-            "url": backend.config.url,
-            "models": sorted(backend.models),
-            "accepts": {
-                "text": backend.why_not(now, vision=False) or "yes",
-                "images": backend.why_not(now, vision=True) or "yes",
-            },
-            "healthy": backend.healthy,
-            "draining": backend.draining or backend.drains_itself,
-            "weight": round(backend.weight(now), 3),
-            "requests": backend.requests,
-            "text_tokens": backend.text,
-            "visual_tokens": backend.visual,
-            "breakers": {stage: str(breaker.state(now)) for stage, breaker in backend.breakers.items()},
-            "ejections": backend.ejections,
-        }
-
-
-def _model(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": int(time.time()), "owned_by": "fovea-gateway"}
+    def _card(self, name: str) -> dict[str, Any]:
+        """Describe a model: input_modalities only if its backends tell and agree."""
+        fleet = self.services.fleet
+        model = fleet.model(name)
+        told = {backend.modalities.get(model.served or model.name) for backend in fleet.serving(model)}
+        modalities = told.pop() if len(told) == 1 else None
+        more = {} if modalities is None else {"input_modalities": sorted(modalities)}
+        created = int(self.services.began)
+        return {"id": name, "object": "model", "created": created, "owned_by": "fovea-gateway", **more}

@@ -41,6 +41,7 @@ from fovea.gateway.usage.log import UsageLog, UsageStore
 from fovea.gateway.usage.prices import PriceTable, read_prices
 from fovea.http.bodies import BodyBudget
 from fovea.http.browsers import Browsers
+from fovea.http.page import read_files
 from fovea.media.fetch.fetcher import FetchCache, Fetcher
 from fovea.media.fetch.resolve import Resolver
 from fovea.observe.request_log import SlowRequests
@@ -82,6 +83,8 @@ def create_gateway(setup: Setup, clock: Callable[[], float]) -> Gateway:
     clock: the event loop's clock, in seconds. Raises ConfigError.
     """
     settings = setup.settings
+    if settings.page == "on":
+        read_files()
     metrics = Metrics()
     fleet = Fleet(settings.resilience)
     upstream = Upstream(settings.timeouts)
@@ -279,11 +282,9 @@ class Life:
 
 
 def _usage_log(settings: GatewaySettings, prices: PriceTable | None) -> UsageLog | None:
-    if not settings.usage.usage_file:
+    if (path := settings.usage.path) is None:
         return None
-    store = UsageStore(
-        Path(settings.usage.usage_file).expanduser(), "" if prices is None else prices.currency
-    )
+    store = UsageStore(path, "" if prices is None else prices.currency)
     return UsageLog(store, settings.usage)
 
 

@@ -28,8 +28,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from fovea.core.config_files import check_keys, tables
+from fovea.core.config_files import check_keys, errors_in, tables
 from fovea.core.errors import ConfigError
+from fovea.core.findings import Findings
 from fovea.core.names import is_socket_address
 from fovea.gateway.settings import POLICIES
 
@@ -76,13 +77,28 @@ class BackendConfig:
     kv_events_replay: str = ""
 
     def __post_init__(self) -> None:
+        findings = Findings()
+        for check in (self._check_address, self._check_words, self._check_events):
+            with findings.part():
+                check()
+        findings.check()
+        url = self.url.rstrip("/").removesuffix("/v1")
+        object.__setattr__(self, "url", url)
+        if not self.name:
+            object.__setattr__(self, "name", urlsplit(url).netloc)
+
+    def _check_address(self) -> None:
         _check_url(self.url)
+        if self.health and not self.health.startswith("/"):
+            raise ConfigError(f"health is {self.health!r}; accepted: a path such as /health", param="health")
+
+    def _check_words(self) -> None:
         if not 0.001 <= self.weight <= 1000:
             raise ConfigError(f"weight is {self.weight!r}; accepted: 0.001 to 1000", param="weight")
         _check_choices("apis", self.apis, APIS)
         _check_choices("degrade", (self.degrade,), DEGRADE)
-        if self.health and not self.health.startswith("/"):
-            raise ConfigError(f"health is {self.health!r}; accepted: a path such as /health", param="health")
+
+    def _check_events(self) -> None:
         for name in EVENTS:
             for key in (name, f"{name}_replay"):
                 _check_events(key, getattr(self, key))
@@ -93,10 +109,6 @@ class BackendConfig:
                 "kv_events names images by hashes, whose images only encoder_events tells; give that, too",
                 param="kv_events",
             )
-        url = self.url.rstrip("/").removesuffix("/v1")
-        object.__setattr__(self, "url", url)
-        if not self.name:
-            object.__setattr__(self, "name", urlsplit(url).netloc)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +196,7 @@ def read_tables(values: Mapping[str, Any], base: Path | None = None) -> Tables:
     """Read the tables of a parsed file.
 
     base: folder of the file; relative paths of secrets begin there.
-    Raises ConfigError, which names the table and the field.
+    Raises ConfigError with all errors; each names the table and the field.
     """
 
     def backend(entry: dict[str, Any]) -> BackendConfig:
@@ -205,12 +217,18 @@ def read_tables(values: Mapping[str, Any], base: Path | None = None) -> Tables:
         _read(BackendConfig, {"url": "http://host", **rest})
         return DiscoverConfig(str(entry.get("from", "")), rest)
 
-    return Tables(
-        _each(values, "backend", backend),
-        _each(values, "discover", discover),
-        _each(values, "model", lambda entry: _read(ModelConfig, entry)),
-        _each(values, "experiment", dict),
-    )
+    findings = Findings()
+    backends: tuple[BackendConfig, ...] = ()
+    discovered: tuple[DiscoverConfig, ...] = ()
+    models: tuple[ModelConfig, ...] = ()
+    with findings.part():
+        backends = _each(values, "backend", backend)
+    with findings.part():
+        discovered = _each(values, "discover", discover)
+    with findings.part():
+        models = _each(values, "model", lambda entry: _read(ModelConfig, entry))
+    findings.check()
+    return Tables(backends, discovered, models, _each(values, "experiment", dict))
 
 
 def api_key(backend: BackendConfig) -> str:
@@ -227,23 +245,29 @@ def api_key(backend: BackendConfig) -> str:
 
 
 def _each(values: Mapping[str, Any], table: str, read: Callable[[dict[str, Any]], T]) -> tuple[T, ...]:
-    done = []
+    done, findings = [], Findings()
     for number, entry in enumerate(tables("", values, table), 1):
-        try:
+        with findings.part(table, number), errors_in(f"[[{table}]] number {number}"):
             done.append(read(entry))
-        except ConfigError as error:
-            raise ConfigError(f"[[{table}]] number {number}: {error.message}", param=error.param) from error
+    findings.check()
     return tuple(done)
 
 
 def _read(cls: type[T], entry: Mapping[str, Any]) -> T:
-    """Return a dataclass from a table. Raises ConfigError for unknown, missing and wrong fields."""
+    """Return a dataclass from a table. Raises ConfigError for all unknown, missing and wrong fields."""
     known = {field.name: field for field in fields(cls)}  # type: ignore[arg-type]
-    check_keys("", entry, known)
-    for name, field in known.items():
-        if field.default is MISSING and name not in entry:
-            raise ConfigError(f"{name} is missing", param=name)
-    values = {name: _value(name, value, known[name].default) for name, value in entry.items()}
+    findings, values = Findings(), {}
+    with findings.part():
+        check_keys("", entry, known)
+    findings.errors += [
+        ConfigError(f"{name} is missing", param=name)
+        for name, field in known.items()
+        if field.default is MISSING and name not in entry
+    ]
+    for name in entry.keys() & known.keys():
+        with findings.part():
+            values[name] = _value(name, entry[name], known[name].default)
+    findings.check()
     return cls(**values)
 
 

@@ -92,6 +92,31 @@ GAUGES: Mapping[str, Row] = {
 }
 
 
+TOTALS = (
+    "answered", "refused", "failed", "retries", "cache_hits", "prompt_tokens", "visual_tokens",
+    "completion_tokens", "cost", "request_seconds", "request_count", "waiting_seconds", "waiting_count",
+)  # fmt: skip
+"""Names of the sums of `Metrics.totals`."""
+
+
+def _total_of(sample: str, labels: Mapping[str, str]) -> str:
+    """Return the sum to which a sample belongs; "": to none. sample: its name without the prefix."""
+    match sample:
+        case "requests_total":
+            status = labels["status"]
+            return "answered" if status < "400" else "failed" if status >= "500" else "refused"
+        case "tokens_total":
+            return f"{labels['kind']}_tokens"
+        case "cache_total":
+            return "cache_hits" if labels["result"] == "hit" else ""
+        case "retries_total" | "cost_total":
+            return sample.removesuffix("_total")
+    for name in ("request_seconds", "waiting_seconds"):
+        if sample in (f"{name}_sum", f"{name}_count"):
+            return name if sample.endswith("_sum") else f"{name.removesuffix('_seconds')}_count"
+    return ""
+
+
 class Names:
     """Bounds the values of a label: the first MOST_NAMES stay, further ones are "other"."""
 
@@ -236,6 +261,22 @@ class Metrics:
     def count_connection_timeout(self, kind: str) -> None:
         """Count a connection that was closed because its client was too slow."""
         self.count("connection_timeouts", kind)
+
+    def totals(self) -> dict[str, float]:
+        """Return sums of all workers since they began, for the page of operators.
+
+        answered, refused, failed: requests by status. The others are counters, and sums and counts of times.
+        """
+        collector: Collector = self.registry
+        if _DIRECTORY in os.environ:
+            collector = MultiProcessCollector(CollectorRegistry())  # type: ignore[no-untyped-call]
+        found: dict[str, float] = dict.fromkeys(TOTALS, 0.0)
+        for family in collector.collect():
+            for sample in family.samples:
+                name = _total_of(sample.name.removeprefix(PREFIX), sample.labels)
+                if name in found:
+                    found[name] += sample.value
+        return found
 
     def exposition(self, accept: str = "") -> Exposition:
         """Return the metrics of all workers as the text of a scrape. accept: the request's Accept header."""

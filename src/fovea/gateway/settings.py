@@ -253,8 +253,9 @@ class RouteSettings:
     policy: str = setting(
         "cache-affine",
         "cache-affine: the backend that knows the image or the conversation, unless it is too busy; "
-        "least-busy: fewest outstanding tokens; lod-cost: earliest predicted end, by the cost of visual "
-        "tokens; round-robin; priority: the backends of the smallest priority, others when they are full.",
+        "least-busy: fewest outstanding tokens; lod-cost: least work before the first token, by the "
+        "cost of visual tokens; round-robin; priority: the backends of the smallest priority, others when "
+        "they are full.",
         choices=POLICIES,
     )
     balance: float = setting(
@@ -305,6 +306,11 @@ class GatewaySettings:
         "TOML file of tenants' hashed keys with their limits; read again when it changes. none: no file.",
     )
     prices: Path | None = setting(None, "TOML file of prices by model; none: requests cost nothing.")
+    page: str = setting(
+        "on",
+        "Pages in the browser: / to chat, and /admin for operators. off: neither.",
+        choices=("on", "off"),
+    )
     workers: int = setting(1, "Processes that serve.", low=1, high=256)
     audit_log: str = setting(
         "false", "A line of JSON per request, without content. true: to the log; a path: to that file."

@@ -16,6 +16,7 @@ import torch
 
 from fovea.core.errors import ConfigError
 from fovea.core.hardware import physical_cores, usable_cores
+from fovea.core.precision import Device
 from fovea.core.private_files import exposure, private_folder, temporary_folder
 from fovea.kernels import flash
 from fovea.kernels.attention import ChunkAttention, Heads, prefill_each
@@ -63,6 +64,17 @@ def _native_obstacle(dtype: torch.dtype) -> str:
             return f"{VARIABLE} is off; remove it, or set it to on"
         return "this CPU has none of their instruction sets (AVX2, AVX-512 or NEON); use --kernels torch"
     return f"they could not be compiled: {build_failure()}"
+
+
+def described(name: str, device: torch.device, dtype: torch.dtype) -> Device:
+    """Return a device for the table of what runs where. name: that of the kernels, as in `choose`."""
+    if device.type == "cuda":
+        kind = "rocm" if torch.version.hip else "cuda"
+        numbers = torch.cuda.get_device_capability(device)
+        return Device(torch.cuda.get_device_name(device), kind, ".".join(map(str, numbers)))
+    native = name in ("auto", "native") and dtype is torch.bfloat16 and library() is not None
+    instructions = chosen() if native else None
+    return Device(f"the device {device}", "cpu", instructions.name if instructions else "")
 
 
 def results_depend_on(kernels: Kernels) -> str:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fovea.core.errors import ConfigError
 from fovea.kernels.activation import finish
 from fovea.kernels.codes import Format
 
@@ -24,24 +23,6 @@ FLOAT8_MAX = torch.finfo(FLOAT8).max
 MIN_SCALE = 1e-12
 STEP = 16
 """Both sides of a weight are padded to a multiple of this many numbers, as torch._scaled_mm requires."""
-HOPPER = (9, 0)
-"""Compute capability of the first GPUs with such products."""
-
-
-def check_fp8(device: torch.device, dtype: torch.dtype) -> None:
-    """Raise ConfigError if the device or the type has no such products."""
-    obstacle = f"the device is {device}"
-    if device.type == "cuda":
-        capability = torch.cuda.get_device_capability(device)
-        obstacle = f"{torch.cuda.get_device_name(device)} has {capability[0]}.{capability[1]}"
-        if capability >= HOPPER and dtype is torch.bfloat16:
-            return
-        obstacle += f", the model runs in {str(dtype).removeprefix('torch.')}"
-    raise ConfigError(
-        f"quantization is 'fp8', which needs CUDA with compute capability 9.0 and bfloat16, but {obstacle}; "
-        "accepted here: none, int8, int4",
-        param="quantization",
-    )
 
 
 def round_rows(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,8 @@
-"""Sends spans over OTLP/HTTP with OpenTelemetry's own exporter, which also reads the variables OTEL_*.
+"""Sends spans over OTLP with OpenTelemetry's own exporters, which also read the variables OTEL_*.
 
-Only this module knows the library; it is imported if traces are exported. Little of a collector's answer is
-read: the exporter would read one of gigabytes into memory, and one that never ends for ever.
+Only this module knows the library; it is imported if traces are exported. Over HTTP, little of a collector's
+answer is read: the exporter would read one of gigabytes into memory, and one that never ends for ever. Over
+gRPC the library itself limits answers to 4 MiB.
 """
 
 from __future__ import annotations
@@ -36,17 +37,16 @@ MOST_S = 5.0
 
 
 class OtlpExporter:
-    """An exporter of spans. endpoint: URL of the collector; "": from the environment."""
+    """An exporter of spans.
 
-    def __init__(self, endpoint: str, service: str, version: str) -> None:
+    endpoint: URL of the collector; "": from the environment.
+    grpc: send over gRPC instead of HTTP. Raises ImportError if its exporter is not installed.
+    """
+
+    def __init__(self, endpoint: str, service: str, version: str, *, grpc: bool = False) -> None:
         # Fovea says once that a collector is gone; the exporter would say it with every batch.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
-        given: dict[str, Any] = {"endpoint": _url(endpoint)} if endpoint else {}
-        if not any("COMPRESSION" in name for name in os.environ if name.startswith("OTEL_EXPORTER_OTLP_")):
-            given["compression"] = Compression.Gzip
-        if not any(name.endswith("_CREDENTIAL_PROVIDER") for name in os.environ):
-            given["session"] = session()  # otherwise the provider brings a session of its own
-        self._exporter = OTLPSpanExporter(timeout=TIMEOUT_S, **given)
+        self._exporter = _over_grpc(endpoint) if grpc else _over_http(endpoint)
         resource = {"service.version": version}
         if not os.environ.get("OTEL_SERVICE_NAME"):
             resource["service.name"] = service
@@ -63,7 +63,7 @@ class OtlpExporter:
 
     def close(self) -> None:
         """Give up what is being sent."""
-        self._exporter.shutdown()  # type: ignore[no-untyped-call]
+        self._exporter.shutdown()
 
     def _readable(self, span: Span) -> ReadableSpan:
         return ReadableSpan(
@@ -82,6 +82,29 @@ class OtlpExporter:
             end_time=round(max(span.start, span.end) * NANOSECONDS),
             instrumentation_scope=self._scope,
         )
+
+
+def _compression_is_set() -> bool:
+    return any("COMPRESSION" in name for name in os.environ if name.startswith("OTEL_EXPORTER_OTLP_"))
+
+
+def _over_http(endpoint: str) -> Any:
+    given: dict[str, Any] = {"endpoint": _url(endpoint)} if endpoint else {}
+    if not _compression_is_set():
+        given["compression"] = Compression.Gzip
+    if not any(name.endswith("_CREDENTIAL_PROVIDER") for name in os.environ):
+        given["session"] = session()  # otherwise the provider brings a session of its own
+    return OTLPSpanExporter(timeout=TIMEOUT_S, **given)
+
+
+def _over_grpc(endpoint: str) -> Any:
+    import grpc
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+    given: dict[str, Any] = {"endpoint": endpoint} if endpoint else {}
+    if not _compression_is_set():
+        given["compression"] = grpc.Compression.Gzip
+    return OTLPSpanExporter(timeout=TIMEOUT_S, **given)
 
 
 def _context(trace_id: str, span_id: str, state: str, *, is_remote: bool) -> SpanContext:

@@ -25,6 +25,9 @@ from fovea.observe.spans import Parent, Span, TraceContext, context_of
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 """OpenTelemetry's own variables for the URL of a collector."""
+PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+"""OpenTelemetry's own variables for the protocol."""
+HTTP, GRPC = "http/protobuf", "grpc"
 
 
 def check_endpoint(value: str) -> str:
@@ -44,10 +47,16 @@ class TraceSettings:
 
     otlp_endpoint: str = setting(
         "",
-        "URL of an OpenTelemetry collector (OTLP over HTTP), such as http://collector:4318; spans go to "
-        "/v1/traces there. Empty: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT; without "
-        "these, no traces. Needs the extra otel.",
+        "URL of an OpenTelemetry collector, such as http://collector:4318; over HTTP, spans go to /v1/traces "
+        "there. Empty: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT; without these, no "
+        "traces. Needs the extra otel.",
         check=check_endpoint,
+    )
+    otlp_protocol: str = setting(
+        "",
+        "How spans are sent: OTLP over HTTP, or over gRPC (usually port 4317; http:// is without TLS). "
+        "Empty: OTEL_EXPORTER_OTLP_TRACES_PROTOCOL or OTEL_EXPORTER_OTLP_PROTOCOL; without these, over HTTP.",
+        choices=("", HTTP, GRPC),
     )
     trace_share: float = setting(
         1.0,
@@ -209,11 +218,29 @@ def open_tracer(settings: TraceSettings, service: str, version: str) -> Tracer |
         return None
     if not settings.otlp_endpoint and not any(os.environ.get(name) for name in ENDPOINTS):
         return None
+    protocol = chosen_protocol(settings, os.environ)
     try:
         from fovea.observe.otlp import OtlpExporter
+
+        exporter = OtlpExporter(settings.otlp_endpoint, service, version, grpc=protocol == GRPC)
     except ImportError as error:
         raise ConfigError(
             f"traces need OpenTelemetry's packages; install the extra otel: {install_command('otel')}",
             param="otlp_endpoint",
         ) from error
-    return Tracer(settings, OtlpExporter(settings.otlp_endpoint, service, version))
+    return Tracer(settings, exporter)
+
+
+def chosen_protocol(settings: TraceSettings, environment: Mapping[str, str]) -> str:
+    """Return how spans are sent: by the setting, else by OpenTelemetry's variables, else over HTTP.
+
+    Raises ConfigError if a variable names a protocol that Fovea does not speak.
+    """
+    if settings.otlp_protocol:
+        return settings.otlp_protocol
+    for name in PROTOCOLS:
+        if value := environment.get(name, ""):
+            if value not in (HTTP, GRPC):
+                raise ConfigError(f"{name} is {value!r}; accepted: {HTTP}, {GRPC}", param="otlp_protocol")
+            return value
+    return HTTP

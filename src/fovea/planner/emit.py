@@ -9,11 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from fovea.core.errors import ConfigError
+from fovea.core.precision import check_precision
 from fovea.planner.memory import state_bytes
 from fovea.planner.parallel import Split, divisions
 from fovea.planner.precision import RECIPES
 from fovea.planner.recommend import Choice
 from fovea.planner.roofline import Setup
+from fovea.planner.targets import MARGIN, alert_targets
 from fovea.planner.workload import Workload
 
 ENCODER = "encoder"
@@ -25,8 +27,8 @@ GIB = 1 << 30
 def engine_settings(choice: Choice, workload: Workload) -> dict[str, Any]:
     """Return settings of `fovea serve` by name.
 
-    Raises ConfigError if the precision is none of the setting `quantization`, or if no engine of Fovea can
-    be divided among that many devices.
+    Raises ConfigError if the precision is none of the setting `quantization`, if the engine refuses it on the
+    device, or if no engine of Fovea can be divided among that many devices.
     """
     option = choice.option
     setup, memory = option.setup, option.capacity
@@ -40,9 +42,12 @@ def engine_settings(choice: Choice, workload: Workload) -> dict[str, Any]:
         )
     states = option.max_running * state_bytes(setup.shape, setup.precision)
     context = max(one.tokens.last for one in option.kinds)
+    precision = setup.precision
+    check_precision(quantization, precision.dtype, precision.kv or "auto", setup.hardware.device)
     settings: dict[str, Any] = {
         "model": setup.shape.name,
         "device": "cuda" if setup.hardware.kind == "gpu" else "cpu",
+        "dtype": setup.precision.dtype,
         "quantization": quantization,
         "kv_cache_mib": max(1, (memory.kv - states) // MIB),
         "embed_cache_mib": max(1, memory.encoder_cache // MIB),
@@ -103,7 +108,7 @@ def encode_toml(choice: Choice, workload: Workload) -> str:
     """
     settings = engine_settings(choice, workload)
     lines = ["# A server that encodes images for those that have engine.toml. Set FOVEA_PEER_KEY as there."]
-    names = ("model", "device", "quantization", "kv_dtype", "embed_cache_mib")
+    names = ("model", "device", "dtype", "quantization", "kv_dtype", "embed_cache_mib")
     lines += [f"{name} = {json.dumps(settings[name])}" for name in names if name in settings]
     return "\n".join([*lines, 'role = "encode"']) + "\n"
 
@@ -138,4 +143,12 @@ def deploy_toml(
     lines += ['name = "vlm"', 'host = "localhost"', "", "[[pool]]"]
     lines += [f"{name} = {json.dumps(value)}" for name, value in pool.items()]
     lines += [f"settings = {{ {inline} }}", "", "[gateway]", "", "[monitoring]"]
+    targets = alert_targets(option, workload)
+    if targets:
+        lines += [
+            "",
+            "[monitoring.targets]",
+            f"# Your targets, or {MARGIN:g} times the prediction for your rate, up to a bound of buckets.",
+            *(f"{name} = {seconds:g}" for name, seconds in targets.items()),
+        ]
     return "\n".join(lines) + "\n"

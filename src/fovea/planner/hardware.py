@@ -17,6 +17,8 @@ peaks = { fp32 = 3.1, bf16 = 6.2 }   # 10**12 operations per second, dense
 # All of these may be left out:
 vendor = "amd"
 aliases = ["box"]
+capability = "avx512"        # instruction set of a CPU, compute capability of an NVIDIA GPU ("8.9")
+measured = false             # true: peaks are rates of Fovea's own products here, not of a data sheet
 usable = 0.8                 # share of the memory for weights, KV and caches
 devices = 2                  # devices of one machine; 2 or more need link and link_gb_s
 link = "socket"              # how they are linked, and 10**9 bytes per second in each direction
@@ -46,6 +48,7 @@ from typing import Any
 
 from fovea.core.config_files import Table, check_keys, read_toml, tables
 from fovea.core.errors import ConfigError
+from fovea.core.precision import Device, check_capability
 
 KINDS = ("gpu", "cpu")
 """Kinds of devices."""
@@ -119,6 +122,8 @@ class Hardware:
     aliases: other spellings, as tools print them.
     sources: where the figures are from.
     note: what a reader has to know.
+    capability: what the device can run, see `core.precision.Device`.
+    measured: `peaks` are rates of Fovea's own products on this device, not of a data sheet.
     """
 
     name: str
@@ -137,6 +142,14 @@ class Hardware:
     aliases: tuple[str, ...] = ()
     sources: tuple[Source, ...] = ()
     note: str = ""
+    capability: str = ""
+    measured: bool = False
+
+    @property
+    def device(self) -> Device:
+        """The device for the table of what runs where. A GPU without a vendor is taken for one of NVIDIA."""
+        gpu = {"": "cuda", "nvidia": "cuda", "amd": "rocm"}.get(self.vendor, "other")
+        return Device(self.name, "cpu" if self.kind == "cpu" else gpu, self.capability)
 
     @property
     def usable_bytes(self) -> int:
@@ -204,7 +217,8 @@ GIB, GIGA, TERA = 2**30, 1e9, 1e12
 FIGURES = ("memory_gib", "bandwidth_gb_s", "peaks", "link_gb_s", "tdp_w", "price_usd_h", "efficiency")
 """Fields that hold figures, so that a source can name them."""
 _KEYS = (
-    *FIGURES, "name", "kind", "vendor", "aliases", "usable", "devices", "link", "note", "source",
+    *FIGURES, "name", "kind", "vendor", "aliases", "capability", "measured", "usable", "devices", "link",
+    "note", "source",
 )  # fmt: skip
 
 
@@ -252,9 +266,15 @@ def _device(file: str, number: int, values: Mapping[str, Any]) -> Hardware:
             "with link and link_gb_s, or one device without them",
             param="link",
         )
+    kind, capability = table.text("kind", choices=KINDS), table.text("capability", "")
+    if accepted := check_capability(kind, capability):
+        raise ConfigError(
+            f"{table.where}: capability is {capability!r}; accepted for a {kind}: {accepted}",
+            param="capability",
+        )
     return Hardware(
         name=name,
-        kind=table.text("kind", choices=KINDS),
+        kind=kind,
         vendor=table.text("vendor", "").lower(),
         memory_bytes=round(table.number("memory_gib", 0.1, 1e6) * GIB),
         bandwidth=table.number("bandwidth_gb_s", 0.1, 1e6) * GIGA,
@@ -269,6 +289,8 @@ def _device(file: str, number: int, values: Mapping[str, Any]) -> Hardware:
         aliases=table.texts("aliases"),
         sources=tuple(_source(table.where, source) for source in tables(table.where, values, "source")),
         note=table.text("note", ""),
+        capability=capability,
+        measured=table.flag("measured", False),
     )
 
 

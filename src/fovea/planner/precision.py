@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from fovea.core.config_files import nearest
 from fovea.core.errors import ConfigError
+from fovea.core.precision import Device, Obstacle, kv_obstacle, obstacle
 
 FLOATS = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of a number by the name of its type."""
@@ -68,6 +69,14 @@ class Precision:
         if part in DECODER_PARTS:
             return self.decoder or self.dtype
         return (self.head if part == "head" else self.encoder) or self.dtype
+
+    def obstacle(self, device: Device) -> Obstacle | None:
+        """Return why Fovea's engine refuses these types on a device; None: it accepts them."""
+        for format in dict.fromkeys((self.decoder, self.encoder, self.head)):
+            found = obstacle(format if format in QUANTIZED else "none", self.dtype, device)
+            if found is not None:
+                return found
+        return kv_obstacle(self.kv, device)
 
     @property
     def itemsize(self) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from fovea.core.precision import speed_of
 from fovea.planner.hardware import Hardware
 from fovea.planner.option import Option, evaluate
-from fovea.planner.precision import Precision, parse_precision
+from fovea.planner.precision import QUANTIZED, Precision, parse_precision
 from fovea.planner.roofline import Setup
 from fovea.planner.shape import ModelShape
 from fovea.planner.workload import TokenCount, Workload
@@ -49,11 +50,13 @@ class Recommendation:
     others: the runners-up, the best one of each device, the cheapest first.
     impossible: configurations of devices that cannot work at all, each with its reason, one per device and
         count: that of the coarsest precision.
+    refused: what Fovea's engine refuses on the devices, a sentence for each need.
     """
 
     best: Choice | None
     others: tuple[Choice, ...]
     impossible: tuple[tuple[str, str], ...]
+    refused: tuple[str, ...] = ()
 
 
 def recommend(
@@ -76,17 +79,25 @@ def recommend(
     """
     possible: list[tuple[str, Option]] = []
     failed: dict[tuple[str, int], tuple[str, str]] = {}
-    for device in hardware:
-        for number in sorted(set(devices)):
-            if number > device.devices:
+    refused: dict[str, dict[str, None]] = {}
+    tried = ((device, number) for device in hardware for number in sorted(set(devices)))
+    for device, number in tried:
+        if number > device.devices:
+            continue
+        for name in precisions:
+            title, precision = f"{number} x {device.name}, {name}", _precision(name, device, storage)
+            obstacle = precision.obstacle(device.device)
+            if obstacle is not None:
+                lacks = refused.setdefault(obstacle.need, {})
+                if obstacle.lack not in lacks:  # once, not for every number of devices
+                    lacks[obstacle.lack] = None
+                    failed.setdefault((device.name, number), (title, str(obstacle)))
                 continue
-            for name in precisions:
-                setup = Setup(shape, device, _precision(name, device, storage), number)
-                option = evaluate(setup, workload, count)
-                if option.replicas:
-                    possible.append((name, option))
-                else:
-                    failed[device.name, number] = f"{number} x {device.name}, {name}", option.problem
+            option = evaluate(Setup(shape, device, precision, number), workload, count)
+            if option.replicas:
+                possible.append((name, option))
+            else:
+                failed[device.name, number] = title, option.problem
     names = {option.setup.hardware.name for _, option in possible}
     impossible = tuple(reason for (device_name, _), reason in failed.items() if device_name not in names)
     ranked = sorted(possible, key=lambda item: _price(item[1], item[0], precisions))
@@ -99,17 +110,20 @@ def recommend(
             seen.add(option.setup.hardware.name)
             against = _against((name, option), best, workload) if best else ()
             others.append(Choice(option, name, against))
-    return Recommendation(chosen, tuple(others), impossible)
+    sentences = tuple(f"{need}; {', '.join(lacks)}" for need, lacks in refused.items())
+    return Recommendation(chosen, tuple(others), impossible, sentences)
 
 
 def _precision(name: str, device: Hardware, storage: bool) -> Precision:
     """The precision of a name, with the type that the device has arithmetic for."""
-    panels = storage and device.kind == "cpu" and "bf16" in device.peaks
-    wide = "float32" if device.kind == "cpu" else "float16"
+    cpu = device.kind == "cpu"
+    # Fovea's C++ kernels compute in bfloat16 on every CPU that has one of their instruction sets.
+    bfloat16 = "bf16" in device.peaks or (cpu and bool(device.capability))
+    wide = "float32" if cpu else "float16"
     return replace(
         parse_precision(name),
-        dtype="bfloat16" if "bf16" in device.peaks else wide,
-        storage="panels" if panels else "plain",
+        dtype="bfloat16" if bfloat16 else wide,
+        storage="panels" if storage and cpu and bfloat16 else "plain",
     )
 
 
@@ -163,7 +177,22 @@ def _reasons(
             f"precision {name}: finer ones cost more or do not meet the targets; docs/quantization.md has "
             "the measured accuracy"
         )
+    reasons.append(speed_source(option.setup))
     return tuple(reasons)
+
+
+def speed_source(setup: Setup) -> str:
+    """Return where the speed of a configuration is from: measured on this device, or assumed, and why."""
+    device, precision = setup.hardware, setup.precision
+    if device.measured:
+        return f"speed: predicted from rates that were measured on {device.name}"
+    format = next((one for one in (precision.decoder, precision.encoder, precision.head) if one), "none")
+    row = speed_of(format if format in QUANTIZED else "none", device.device)
+    if row is None:
+        return f"speed: assumed; Fovea has no figure for {format}"
+    if device.name in row.measured:
+        return f"speed: predicted with times that were measured on this device ({row.source})"
+    return f"speed: assumed; not measured on {device.name} ({row.source})"
 
 
 def _against(item: tuple[str, Option], best: tuple[str, Option], workload: Workload) -> tuple[str, ...]:
@@ -180,6 +209,8 @@ def _against(item: tuple[str, Option], best: tuple[str, Option], workload: Workl
         ratio = option.speed.ttft_p_s / chosen.speed.ttft_p_s
         word = "later" if ratio > 1 else "sooner"
         reasons.append(f"first token {max(ratio, 1 / ratio):.1f} times {word}")
+    if speed_source(option.setup).startswith("speed: assumed"):
+        reasons.append("assumed speed")
     return tuple(reasons)
 
 

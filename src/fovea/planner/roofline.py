@@ -3,6 +3,10 @@
     reading     bytes / (bandwidth * efficiency of decode)
     arithmetic  operations / (peak of the weights' arithmetic * efficiency of the stage)
 
+Quantized weights take their share of these times by the table that the engine reads as well
+(`core.precision`): `few` of reading, `many` of arithmetic. Types that Fovea does not run on a device take the
+times of their bytes and peaks, as other engines might.
+
 A step takes the fixed times of `Overheads`, and the longer of reading and arithmetic, which hide each other
 well on a GPU (`overlap`) and not at all on a CPU. A multiplication and an addition are two operations.
 
@@ -31,13 +35,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from fovea.core.precision import Speed, speed_of
 from fovea.planner.cost import CostModel, together
 from fovea.planner.hardware import Hardware
 from fovea.planner.memory import kv_bytes_per_token, output_bytes, state_bytes, weight_bytes
-from fovea.planner.precision import Precision
+from fovea.planner.precision import QUANTIZED, Precision
 from fovea.planner.shape import AttentionLayers, Maps, ModelShape, Tower
 
 Pictures = Sequence[tuple[float, float]]
@@ -203,10 +208,18 @@ class Setup:
         """Bytes per second that a step reads, all devices together."""
         return self.hardware.bandwidth * self.hardware.share("decode") * self.devices
 
+    def speed(self, format: str) -> Speed | None:
+        """Row of `core.precision` for a format; None: it is no format, or Fovea cannot run it here."""
+        return speed_of(format, self.hardware.device) if format in QUANTIZED else None
+
     def rate(self, format: str, stage: str) -> float:
-        """Operations per second of products with weights of that format, on one device."""
-        _, peak = self.hardware.rate(arithmetic_of(format, self.hardware.kind, self.precision.dtype))
-        return peak * self.hardware.share(stage)
+        """Operations per second of products with many rows and weights of that format, on one device."""
+        hardware, dtype = self.hardware, self.precision.dtype
+        arithmetic, speed = arithmetic_of(format, hardware.kind, dtype), self.speed(format)
+        if speed is None or (hardware.measured and arithmetic in hardware.peaks):
+            return hardware.rate(arithmetic)[1] * hardware.share(stage)
+        plain = hardware.rate(arithmetic_of(dtype, hardware.kind, dtype))[1]
+        return plain * hardware.share(stage) / speed.many
 
     @property
     def kv_rate(self) -> float:
@@ -319,9 +332,9 @@ def cost_model(
         chunk_s=overheads.chunk_s,
         pair_s=shape.attention_operations_per_pair / attention,
         between_s=overheads.between_s,
-        read_s=read_bytes(setup) / setup.bandwidth,
+        read_s=read_seconds(setup),
         row_s=token + head,
-        expert_s=sizes.get("experts", 0) / setup.bandwidth,
+        expert_s=_part_seconds(setup, "experts", sizes.get("experts", 0)),
         expert_share=shape.active_experts / shape.experts if shape.experts else 0.0,
         overlap=OVERLAP[setup.hardware.kind],
         **_image_parameters(setup, tokens),
@@ -335,11 +348,36 @@ def cost_model(
 
 def read_bytes(setup: Setup) -> int:
     """Return the bytes of weights that each step reads: the decoder without experts, and the head."""
-    shape, sizes = setup.shape, weight_bytes(setup.shape, setup.precision)
-    head = sizes.get("head", 0)
-    plain = shape.weights("head") * setup.precision.itemsize
+    return weight_bytes(setup.shape, setup.precision)["decoder"] + _head_bytes(setup, setup.precision)
+
+
+def read_seconds(setup: Setup) -> float:
+    """Return the seconds in which a step reads these weights, and multiplies them by few rows.
+
+    Formats that Fovea's table has a time for take that share of the time of plain weights: unpacking can take
+    longer than reading. Others take as long as their bytes.
+    """
+    decoder = weight_bytes(setup.shape, setup.precision)["decoder"]
+    return _part_seconds(setup, "decoder", decoder) + _part_seconds(
+        setup, "head", _head_bytes(setup, setup.precision)
+    )
+
+
+def _part_seconds(setup: Setup, part: str, size: int) -> float:
+    """Return the seconds of products of few rows with the weights of a part that has so many bytes."""
+    speed = setup.speed(setup.precision.format_of(part))
+    if speed is None or not size:
+        return size / setup.bandwidth
+    plain = replace(setup.precision, decoder="", encoder="", head="")
+    of_part = _head_bytes(setup, plain) if part == "head" else weight_bytes(setup.shape, plain)[part]
+    return speed.few * of_part / setup.bandwidth
+
+
+def _head_bytes(setup: Setup, precision: Precision) -> int:
+    head = weight_bytes(setup.shape, precision).get("head", 0)
+    plain = setup.shape.weights("head") * precision.itemsize
     # A small table that is the head as well has a packed copy, and products read only the copy.
-    return sizes["decoder"] + (head - plain if shape.tied and head > plain else head)
+    return head - plain if setup.shape.tied and head > plain else head
 
 
 def _cross(setup: Setup, image_rows: float) -> tuple[float, float]:

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from fovea.planner.capacity import sequence_bytes
 from fovea.planner.memory import output_bytes, state_bytes, weight_bytes
 from fovea.planner.option import Option, PlannedKind
-from fovea.planner.roofline import Setup, cross_state_bytes, image_bounds, image_work, read_bytes
+from fovea.planner.roofline import (
+    Setup,
+    cross_state_bytes,
+    image_bounds,
+    image_work,
+    read_bytes,
+    read_seconds,
+)
 from fovea.planner.steady import CHUNK, decode_step
 
 BOUNDS = ("arithmetic", "memory", "fixed times")
@@ -100,7 +107,8 @@ def _prefill(option: Option, one: PlannedKind) -> Stage:
         setup, tokens.prompt
     )
     rate = setup.devices * setup.rate(setup.precision.format_of("decoder"), "prefill")
-    return _stage("prefill", operations, read, one.demand.prefill, operations / rate, read / setup.bandwidth)
+    reading = read / setup.bandwidth + chunks * _unpacking(setup)
+    return _stage("prefill", operations, read, one.demand.prefill, operations / rate, reading)
 
 
 def _decode(option: Option, one: PlannedKind) -> Stage:
@@ -117,7 +125,13 @@ def _decode(option: Option, one: PlannedKind) -> Stage:
     )
     seconds = steps * decode_step(option.cost, 1, tokens.context)
     rate = setup.devices * setup.rate(setup.precision.format_of("decoder"), "prefill")
-    return _stage("decode", operations, read, seconds, operations / rate, read / setup.bandwidth)
+    reading = read / setup.bandwidth + steps * _unpacking(setup)
+    return _stage("decode", operations, read, seconds, operations / rate, reading)
+
+
+def _unpacking(setup: Setup) -> float:
+    """Seconds by which products of few rows take longer than reading their weights."""
+    return read_seconds(setup) - read_bytes(setup) / setup.bandwidth
 
 
 def _attention(setup: Setup, one: PlannedKind, attended: float) -> float:

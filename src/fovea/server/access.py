@@ -20,6 +20,7 @@ from fovea.access.keys import Key, KeyFile, Keys, find_key, fingerprint, hash_of
 from fovea.access.log import AccessLog
 from fovea.core.errors import ConfigError, Unauthorized
 from fovea.http.browsers import Browsers
+from fovea.http.page import is_page
 from fovea.server.clients import ANYONE, Caller, Client, Limits
 
 if TYPE_CHECKING:
@@ -28,13 +29,11 @@ if TYPE_CHECKING:
 
 OPEN = ("/health", "/ping", "/ready", "/v2/health/live", "/v2/health/ready")
 DOCS = ("/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json")
-PAGE_FILES = "/ui/"
 METRICS = "/metrics"
 VERSION = "/version"
 ADMIN = "/admin"
 LIVE = f"{ADMIN}/live"
 PEERS = "/peer/"
-PAGES = ("/", ADMIN)
 ANY = frozenset(("api", "admin", "metrics"))
 NOUNS = {"metrics": "metrics key", "admin": "admin key", "api": "API key"}
 
@@ -56,11 +55,6 @@ def is_measured(path: str) -> bool:
     Probes, scrapes and the calls of the page for operators, which come every second, are not counted.
     """
     return is_limited(path) or (path.startswith(f"{ADMIN}/") and path != LIVE)
-
-
-def is_page(path: str) -> bool:
-    """Whether a path is a page for people or a file of one. The figures that /admin shows are none."""
-    return path in PAGES or path.startswith(PAGE_FILES)
 
 
 @dataclass(frozen=True, slots=True)

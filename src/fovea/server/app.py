@@ -16,6 +16,7 @@ from fovea.http.address import Proxies
 from fovea.http.bodies import BodyBudget, Receive, Scope, Send
 from fovea.http.browsers import CrossOrigin
 from fovea.http.exchange import Exchange
+from fovea.http.page import read_files
 from fovea.http.table import Connections
 from fovea.media.cache import DecodedImageCache, ImageStore
 from fovea.media.fetch.fetcher import FetchCache, Fetcher
@@ -244,7 +245,7 @@ def _routes(app: App, *, with_page: bool, with_docs: bool) -> list[Route]:
     if app.state.settings.peer_key:
         routes += peers.routes.all
     if with_page:
-        page.read_files()
+        read_files()
         routes += page.routes.all
     return routes + (_description_routes(app) if with_docs else [])
 

@@ -13,12 +13,15 @@ from hypothesis import strategies as st
 
 from fovea.cluster.fleet import simulate
 from fovea.cluster.fleet.front import MODEL, Front, Wanted, load_of
+from fovea.cluster.fleet.replica import ReplicaSpec
 from fovea.cluster.fleet.report import FleetFigures
 from fovea.cluster.fleet.simulate import ROUTES, Conditions, PaperFleet, simulate_paper_fleet
 from fovea.cluster.scaling import ScaleSettings
 from fovea.core.errors import ConfigError
+from fovea.engine.config import EngineConfig
 from fovea.engine.simulate.fleet import Fleet
 from fovea.gateway.settings import ResilienceSettings
+from fovea.planner.cost import CostModel
 from tests.cluster.fleet.samples import LOAD, change, paper
 
 HARD = Conditions(preempted=300, notice_s=1, rack=2, rack_lost_at=3, cold_start_s=2, scale_every_s=0.5)
@@ -134,6 +137,26 @@ def test_affinity_finds_images_that_round_robin_scatters() -> None:
     assert found["events"].encoder_hits >= found["cache-affine"].encoder_hits - 0.02
 
 
+def test_cost_of_images_helps_where_large_ones_are_among_small_ones() -> None:
+    """lod-cost was worse than round-robin here, because it took times to the first byte for speed."""
+    cost = CostModel(  # about that of a 7 B on one L40S
+        step_s=1.5e-3, decode_s=2e-5, context_s=9.5e-8, token_s=7.2e-5, chunk_s=2e-4, pair_s=2.2e-9,
+        image_s=1e-3, visual_s=3.6e-5, visual_pair_s=2.3e-9, slice_s=2e-3, between_s=4e-4,
+        read_s=0.0234, row_s=7.8e-5, overlap=4.0, kv_token_bytes=57344, visual_token_bytes=7168,
+        max_context=128_000,
+    )  # fmt: skip
+    spec = ReplicaSpec.of(EngineConfig.of(kv_cache_mib=20_000, embed_cache_mib=1024), cost)
+    load = change(
+        LOAD, requests=1500, rate=24, images=10**6, zipf=0.0, turns=1.0, text=0.3, system_tokens=200,
+        prompt_tokens=60, output_tokens=150, visual_tokens=(64, 64, 64, 64, 256, 256, 8192),
+    )  # fmt: skip
+    late = {
+        route: simulate_paper_fleet(PaperFleet(spec, Fleet(8), route), load).ttft_p99_s
+        for route in ("round-robin", "least-busy", "lod-cost")
+    }
+    assert late["lod-cost"] < 0.9 * late["least-busy"] < late["round-robin"]
+
+
 def test_a_lost_rack_ends_what_had_begun_and_retries_the_rest() -> None:
     calm = simulate_paper_fleet(paper(8, route="least-busy"), change(LOAD, rate=100))
     lost = simulate_paper_fleet(
@@ -185,7 +208,8 @@ def test_encoders_apart_encode_all_images() -> None:
 def test_outstanding_work_is_counted_down_to_nothing() -> None:
     world = simulate._World(paper(conditions=HARD), LOAD)
     world.serve()
-    assert all((one.requests, one.tokens) == (0, 0) for one in world._front.fleet)
+    for one in world._front.fleet:
+        assert (one.requests, one.tokens, one.begun, one.begun_text, one.begun_visual) == (0, 0, 0, 0, 0)
     assert not world._flights
 
 

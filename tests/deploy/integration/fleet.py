@@ -14,6 +14,7 @@ from typing import Any
 
 from fovea.deploy.front import Front
 from fovea.deploy.machine import Server
+from fovea.deploy.target import CERTIFICATES
 from fovea.deploy.targets import envoy, haproxy, nginx
 from tests.support.forks import Fork
 from tests.support.programs import program
@@ -71,8 +72,8 @@ def front(engines: Sequence[Engine], **changes: Any) -> Front:
     """Return a proxy on the loopback interface in front of engines."""
     servers = tuple(Server(f"engine-{n}", "127.0.0.1", each.port) for n, each in enumerate(engines))
     values: dict[str, Any] = {
-        "servers": servers, "address": "127.0.0.1", "port": free_port(), "host": "localhost",
-        "body_mib": 16, "answer_s": 60, "per_address": 512, "tls": False,
+        "servers": servers, "address": "127.0.0.1", "port": free_port(), "public_port": 443, "redirect": 0,
+        "ipv6": True, "host": "localhost", "body_mib": 16, "answer_s": 60, "per_address": 512, "tls": False,
     }  # fmt: skip
     return Front(**{**values, **changes})
 
@@ -111,6 +112,18 @@ def proxy(name: str, engines: Sequence[Engine], **changes: Any) -> Iterator[Flee
         with started(PROXIES[name](place, home), [place.port], home / "log"):
             soon(lambda: ask(place.port, "/ready", method="GET")[0] == 200)
             yield Fleet(place.port, engines)
+
+
+@contextlib.contextmanager
+def tls_proxy(name: str, engines: Sequence[Engine], certificates: Path, **changes: Any) -> Iterator[None]:
+    """Start a rendered proxy that ends TLS. certificates: folder of tls.crt and tls.key."""
+    with folder(name) as home:
+        place = front(engines, **changes)
+        command = PROXIES[name](place, home)
+        for path in home.glob(f"{name}.*"):
+            path.write_text(path.read_text().replace(CERTIFICATES, str(certificates)))
+        with started(command, [place.port, place.redirect], home / "log"):
+            yield
 
 
 def soon(condition: Callable[[], bool]) -> None:

@@ -7,15 +7,18 @@ import contextlib
 import http.client
 import io
 import json
+import os
 import random
 import signal
 import socket
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from fovea.deploy.front import EXACT, PREFIXES
+from fovea.deploy.front import EXACT, FOLDERS
 from tests.deploy.integration.fleet import (
     CHAT,
     PATIENCE_S,
@@ -27,9 +30,11 @@ from tests.deploy.integration.fleet import (
     proxy,
     question,
     soon,
+    tls_proxy,
     two_engines,
 )
 from tests.support.programs import program
+from tests.support.servers import free_port
 
 MIB = 1024 * 1024
 
@@ -93,7 +98,7 @@ def test_only_public_paths_are_open(place: dict[str, Fleet], name: str) -> None:
         assert status in (400, 404), path
         if body.startswith(b"{"):
             assert error_of(body)["code"] in ("unknown_url", "not_found", "malformed_http")
-    assert not any(path.startswith(("/admin", "/metrics")) for path in (*EXACT, *PREFIXES))
+    assert not any(path.startswith(("/admin", "/metrics")) for path in (*EXACT, *FOLDERS))
 
 
 @pytest.mark.parametrize("name", PROXIES)
@@ -139,6 +144,48 @@ def test_an_upgrade_reaches_the_server_with_its_headers(place: dict[str, Fleet],
     """No server of Fovea upgrades yet, so the answer is an ordinary one; the proxy must not refuse."""
     with asking(place[name].port, "/v1/models", method="GET", connection="upgrade", upgrade="x") as answer:
         assert answer.status in (200, 403)
+
+
+@pytest.mark.parametrize("name", PROXIES)
+def test_tls_brings_http_2_ipv6_and_a_redirect(place: dict[str, Fleet], name: str, tmp_path: Path) -> None:
+    """The old address without https leads to the new one, and nothing else is open."""
+    curl, certificate = program("curl"), tmp_path / "tls.crt"
+    words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    paths = [
+        "-keyout",
+        str(tmp_path / "tls.key"),
+        "-out",
+        str(certificate),
+        "-addext",
+        "subjectAltName=DNS:localhost",
+    ]
+    subprocess.run([program("openssl"), *words.split(), *paths], check=True, capture_output=True)
+    port, plain = free_port(), free_port()
+    names = [f"localhost:{each}:127.0.0.1" for each in (port, plain)]
+
+    def ask_with_curl(url: str, *options: str) -> list[str]:
+        form = "%{http_code} %{http_version} %{redirect_url}"
+        command = [curl, "-sS", "--noproxy", "*", "--cacert", str(certificate), "-o", os.devnull, "-w", form]
+        resolve = [word for each in names for word in ("--resolve", each)]
+        done = subprocess.run([*command, *resolve, *options, url], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split(" ")
+
+    changes = {"address": "", "port": port, "public_port": port, "redirect": plain, "tls": True}
+    with tls_proxy(name, place[name].engines, tmp_path, **changes):
+        https = f"https://localhost:{port}"
+        assert ask_with_curl(f"{https}/health", "--http2")[:2] == ["200", "2"]
+        assert ask_with_curl(f"{https}/health", "--http1.1")[:2] == ["200", "1.1"]
+        assert ask_with_curl(f"{https}/admin", "--http2")[0] == "404"
+        assert ask_with_curl(f"{https}/metrics", "--http2")[0] == "404"
+        body = ["-H", "content-type: application/json", "--data-binary", question().decode()]
+        assert ask_with_curl(f"{https}{CHAT}", "--http2", *body)[:2] == ["200", "2"]
+        for path in ("/v1/models?x=1", "/admin"):
+            code, _, target = ask_with_curl(f"http://localhost:{plain}{path}")
+            assert (code, target) == ("308", f"{https}{path}")
+        names[:] = [f"localhost:{each}:[::1]" for each in (port, plain)]
+        assert ask_with_curl(f"{https}/health", "--http2")[:2] == ["200", "2"]
+        assert ask_with_curl(f"http://localhost:{plain}/")[0] == "308"
 
 
 @pytest.mark.slow

@@ -25,6 +25,8 @@ def test_routes_fit_the_services_of_the_deployment() -> None:
     for spec in manifests.SPECS:
         files = manifests.files(spec)
         applied = next(each for each in manifests.folders(files) if each.startswith("kubernetes/overlays"))
+        if "istio/kustomization.yaml" not in files:
+            continue  # these targets refuse pods that end TLS
         assert lint(files, applied, "istio", "gateway-api/service") == []
         assert lint(files, applied, "gateway-api/inference-pool") == []
 

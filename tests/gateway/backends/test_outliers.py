@@ -20,7 +20,7 @@ def measured(*seconds: float | None) -> list[Backend]:
         one = backend(f"b{number}")
         if each is not None:
             for _ in range(LEAST_SAMPLES):
-                one.note_first_byte(each, 100)
+                one.note_first_byte(each)
         made.append(one)
     return made
 
@@ -57,7 +57,7 @@ def test_unknown_times_are_not_judged() -> None:
     assert eject_outliers([], SETTINGS, 0.0) == []
     few = measured(0.1, 0.1, None)
     for _ in range(LEAST_SAMPLES - 1):
-        few[2].note_first_byte(9.0, 1)
+        few[2].note_first_byte(9.0)
     assert eject_outliers(few, SETTINGS, 0.0) == []
 
 
@@ -71,7 +71,7 @@ def test_a_repeated_ejection_lasts_longer_up_to_a_bound() -> None:
     slow, now, lengths = fleet[3], 0.0, []
     for _ in range(LONGEST + 3):
         for _ in range(LEAST_SAMPLES):
-            slow.note_first_byte(5.0, 100)
+            slow.note_first_byte(5.0)
         slow.first_bytes.extend([5.0] * 64)
         assert eject_outliers(fleet, SETTINGS, now) == [slow]
         lengths.append(slow.ejected_until - now)

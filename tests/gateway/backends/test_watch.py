@@ -137,7 +137,7 @@ async def test_slow_backends_are_ejected() -> None:
     made = Net(*(BackendConfig(f"http://{name}:1", name, ("m",)) for name in "abc"))
     for name, seconds in (("a", 0.1), ("b", 0.1), ("c", 5.0)):
         for _ in range(LEAST_SAMPLES):
-            made.backend(name).note_first_byte(seconds, 10)
+            made.backend(name).note_first_byte(seconds)
     made.watch.tick()
     assert made.ejected == ["c"]
     made.watch.tick()

@@ -133,8 +133,8 @@ class Setup:
 
     def idle(self) -> bool:
         """Whether nothing is outstanding, and every answer was closed once."""
-        counts = [(one.requests, one.text, one.visual) for one in self.fleet]
-        return counts == [(0, 0, 0)] * 4 and all(answer.closed == 1 for answer in self.upstream.answers)
+        counts = [(one.requests, one.text, one.visual, one.begun, one.begun_text) for one in self.fleet]
+        return counts == [(0, 0, 0, 0, 0)] * 4 and all(answer.closed == 1 for answer in self.upstream.answers)
 
 
 def sent(setup: Setup, job: Job) -> Won:
@@ -142,7 +142,7 @@ def sent(setup: Setup, job: Job) -> Won:
 
     async def scenario() -> Won:
         won = await setup.dispatcher.send(job)
-        assert won.backend.requests == 1
+        assert won.backend.requests == won.backend.begun == 1
         won.end()
         won.end()
         await asyncio.sleep(0)

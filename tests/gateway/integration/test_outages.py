@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from fovea.gateway.settings import AccountSettings, ResponseCacheSettings
@@ -78,7 +81,8 @@ async def test_limits_hold_as_configured_while_their_store_is_away(
         }
         if on_failure == "refuse":
             assert counts == {200: 0, 429: 0, 503: 10}
-            assert during[0].json()["error"]["message"]
+            for answer in during:
+                assert_tells_no_store(answer, str(own_redis.url).removeprefix("redis://"))
         else:
             assert counts[503] == 0
             assert 1 <= counts[200] <= 5
@@ -87,6 +91,36 @@ async def test_limits_hold_as_configured_while_their_store_is_away(
         own_redis.start()
         await soon(lambda: _is_admitted(gateway))
     assert len(engine.received) <= 11
+
+
+def assert_tells_no_store(answer: httpx.Response, where: str) -> None:
+    """Assert that a refusal has the request's id, and neither the address of the store nor its failure."""
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (503, "accounts_unavailable")
+    assert error["message"] == (
+        "accounts cannot be read at present, so limits cannot be checked; try again later (request "
+        f"{answer.headers['x-request-id']})"
+    )
+    assert where not in answer.text + str(answer.headers)
+
+
+async def test_a_locked_file_of_accounts_is_not_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "accounts.db"
+    accounts = AccountSettings(accounts=f"sqlite:{path}", accounts_timeout_s=0.05)
+    given: Any = {"accounts": accounts, "keys_file": keys_file(tmp_path, requests_per_day=10)}
+    async with FakeEngine("e") as engine, running(engine, **given) as gateway:
+        assert (await ask(gateway)).status_code == 200
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            refused = [await ask(gateway, f"during {number}") for number in range(5)]
+            other.execute("ROLLBACK")
+        for answer in refused:
+            assert_tells_no_store(answer, str(tmp_path))
+        first = refused[0].headers["x-request-id"]
+        assert f"request {first} of alice: {path} gave no answer in 0.05 s" in caplog.messages
+        await soon(lambda: _is_admitted(gateway))
 
 
 async def _is_admitted(gateway: Running) -> bool:

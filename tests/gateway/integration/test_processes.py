@@ -20,6 +20,7 @@ from tests.gateway.support import CHAT, PATIENCE_S, FakeEngine, Plan, chat, erro
 from tests.support.servers import free_port
 
 KEY = "fovea-key-of-a-test-that-is-long-enough"
+ADMIN = "admin-key-of-a-test-that-is-long-enough"
 
 
 class Command:
@@ -192,14 +193,25 @@ async def _replaced(gateway: Command, before: set[int]) -> bool:
     return len(found) == 2 and found != before and await gateway.pids() == found
 
 
+async def _all_answer(gateway: Command, headers: dict[str, str], wanted: int) -> bool:
+    """Whether all of many requests, each over a connection of its own, are answered with a status."""
+    asked = [gateway.client.get("/v1/models", headers=headers) for _ in range(16)]
+    return {answer.status_code for answer in await asyncio.gather(*asked)} == {wanted}
+
+
 async def test_workers_share_a_tenants_day_and_end_with_their_parent(tmp_path: Path) -> None:
     """64 requests of 100 tokens at once against 1,000 a day: exactly ten are admitted.
 
-    Then the first process is killed, which can tell its workers nothing. They end all the same.
+    A key that an operator makes at one of the workers is accepted by both, until it is revoked. Then the
+    first process is killed, which can tell its workers nothing. They end all the same.
     """
     digest = hashlib.sha256(KEY.encode()).hexdigest()
     keys = tmp_path / "keys.toml"
-    keys.write_text(f'[[key]]\nname = "alice"\nhash = "sha256:{digest}"\ntext_tokens_per_day = 1000\n')
+    admin = hashlib.sha256(ADMIN.encode()).hexdigest()
+    keys.write_text(
+        f'[[key]]\nname = "alice"\nhash = "sha256:{digest}"\ntext_tokens_per_day = 1000\n'
+        f'[[key]]\nname = "ops"\nhash = "sha256:{admin}"\nroles = ["admin"]\n'
+    )
     keys.chmod(0o600)
     settings = (
         f'keys_file = "{keys}"\naccounts = "sqlite:{tmp_path}/accounts.sqlite"\naccounts_timeout_s = 10.0\n'
@@ -217,6 +229,15 @@ async def test_workers_share_a_tenants_day_and_end_with_their_parent(tmp_path: P
             again = await gateway.ask("x" * 28, max_tokens=92)
             assert again.status_code == 429
             assert int(again.headers["retry-after"]) >= 1
+
+            operator = {"authorization": f"Bearer {ADMIN}"}
+            made = (await gateway.client.post("/admin/keys", json={"name": "bob"}, headers=operator)).json()
+            own = {"authorization": f"Bearer {made['key']}"}
+            await soon(lambda: _all_answer(gateway, own, 200))
+            await gateway.client.delete(f"/admin/keys/{made['fingerprint']}", headers=operator)
+            await soon(lambda: _all_answer(gateway, own, 401))
+            told = [(await gateway.client.get("/admin/live", headers=operator)).json() for _ in range(8)]
+            assert {each["totals"]["answered"] for each in told} == {10}, "sums of both workers"
 
             workers = await gateway.pids()
             os.kill(gateway.process.pid, signal.SIGKILL)

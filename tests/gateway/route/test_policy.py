@@ -184,18 +184,28 @@ def test_lod_cost_counts_visual_tokens_more() -> None:
     assert cheap(situation([images, texts])).backend is images
 
 
-def test_lod_cost_prefers_the_faster() -> None:
-    slow, fast, new = backend("slow"), backend("fast"), backend("new")
-    slow.note_first_byte(1.0, 100)
-    fast.note_first_byte(0.1, 100)
-    busy(fast, 300)
+def test_lod_cost_counts_images_until_their_answer_begins() -> None:
+    """least-busy passes over a backend that streams about a large document, though it is free."""
+    streaming, encoding = backend("streaming"), backend("encoding")
+    document, thumbnail = Load(300, 4096), Load(300, 64)
+    for one, load in ((streaming, document), (encoding, thumbnail)):
+        one.begin(load, 0.0, vision=True)
+    streaming.begin_answer(document)
+    both = situation([streaming, encoding])
+    assert make_policy("lod-cost", SETTINGS)(both).backend is streaming
+    assert make_policy("least-busy", SETTINGS)(both).backend is encoding
+    streaming.end(document, begun=True)
+    assert (streaming.begun, streaming.begun_text, streaming.begun_visual, streaming.tokens) == (0, 0, 0, 0)
+
+
+def test_lod_cost_goes_by_weights_and_never_by_times() -> None:
+    slow, fast = backend("slow"), backend("fast", weight=2.0)
+    for one in (slow, fast):
+        one.note_first_byte(0.1 if one is slow else 5.0)
     policy = make_policy("lod-cost", SETTINGS)
     assert policy(situation([slow, fast])).backend is fast
-    busy(slow, 100)
-    assert policy(situation([slow, new])).backend is new
-    heavy = backend("heavy", weight=4.0)
-    busy(heavy, 250)
-    assert policy(situation([new, heavy])).backend is heavy
+    busy(fast, 150)
+    assert policy(situation([slow, fast])).backend is slow
 
 
 @pytest.mark.parametrize("weights", [(1, 1, 1), (1, 2, 5), (0.5, 1.5)])

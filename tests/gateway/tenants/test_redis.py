@@ -171,7 +171,9 @@ async def test_refusing_while_redis_is_down(own_redis: RedisServer) -> None:
     held = await admitted(accounts, "alice", DAILY, text(900))
     own_redis.kill()
     for _ in range(5):
-        with pytest.raises(Unavailable, match="the store of the accounts fails, so limits cannot be checked"):
+        with pytest.raises(
+            Unavailable, match="accounts cannot be read at present, so limits cannot be checked"
+        ):
             await accounts.reserve("alice", DAILY, text(1))
     with pytest.raises(Unavailable):
         await accounts.usage("alice", DAILY)

@@ -10,15 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from fovea.core.errors import Overloaded
+from fovea.core.errors import Overloaded, Unavailable
 from fovea.gateway.tenants.account import Account, Adjustment, Bounds, Counters, difference, new_account
 from fovea.gateway.tenants.accounts import open_accounts
 from fovea.gateway.tenants.keys import TenantLimits
-from fovea.gateway.tenants.shared import (
-    Pending,
-    SharedAccounts,
-    StoreFailed,
-)
+from fovea.gateway.tenants.shared import THRESHOLD, Pending, SharedAccounts, StoreFailed
 from fovea.gateway.usage.prices import Amounts
 from tests.gateway.tenants.support import Clock, admitted, settings, text
 
@@ -29,6 +25,7 @@ class Flaky:
     """A store of one tenant in memory.
 
     lose: calls are carried out, and then fail.
+    words: what such a failure says.
     hang: calls are carried out, and then never end.
     """
 
@@ -36,6 +33,7 @@ class Flaky:
         self.account: Account = new_account("first", int(clock() * 1e6))
         self.leases: set[str] = set()
         self.lose = self.hang = False
+        self.words = "the answer was lost"
 
     async def reserve(
         self, lease: str, tenant: str, bounds: Bounds, amounts: Amounts, known: Counters
@@ -65,7 +63,7 @@ class Flaky:
         if self.hang:
             await asyncio.Event().wait()
         if self.lose:
-            raise StoreFailed("the answer was lost")
+            raise StoreFailed(self.words)
         return self.account.counters()
 
 
@@ -204,6 +202,30 @@ async def test_what_waits_is_written_at_the_end(accounts: SharedAccounts, store:
     assert store.account.day_used[1] == 10
 
 
+@pytest.mark.parametrize("on_failure", ["refuse", "local"])
+async def test_a_tenant_never_learns_which_store_fails(
+    on_failure: str, store: Flaky, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The address of Redis was once in the answer. The first failures, an outage, and reports are tried."""
+    accounts = SharedAccounts(store, settings("redis://x", on_failure=on_failure, sharers=4), clock)
+    store.lose, store.words = True, "Redis at 10.9.8.7:6379: Connection refused"
+    errors = []
+    for _ in range(2 * THRESHOLD):
+        with pytest.raises(Unavailable) as refused:
+            await accounts.reserve("alice", DAILY, text(251))
+        errors.append(refused.value)
+    with pytest.raises(Unavailable) as refused:
+        await accounts.usage("alice", DAILY)
+    assert {error.code for error in (*errors, refused.value)} == {"accounts_unavailable"}
+    for error in (*errors, refused.value):
+        assert error.message.startswith("accounts cannot be read at present")
+        assert "10.9.8.7" not in error.message
+        assert "Redis" not in error.message
+    assert sum("10.9.8.7:6379" in line for line in caplog.messages) == 2, "once, and as the outage begins"
+    store.lose = False
+    await accounts.aclose()
+
+
 async def test_a_locked_file_is_an_outage_that_ends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "accounts.db"
     accounts = open_accounts(settings(f"sqlite:{path}", on_failure="local", timeout_s=0.3))
@@ -218,8 +240,9 @@ async def test_a_locked_file_is_an_outage_that_ends(tmp_path: Path, caplog: pyte
         while accounts.stats()["failing"] or accounts.stats()["pending"]:
             await asyncio.sleep(0.001)
     assert (await accounts.usage("alice", DAILY)).day_used == (10, 1000, 0, 0)
-    first, *_, last = caplog.messages
-    assert first.startswith("the store of the accounts fails: ")
+    first, second, last = caplog.messages
+    assert first.startswith("the store of the accounts has failed once: ")
+    assert second.startswith("the store of the accounts fails: ")
     assert last == "the store of the accounts works again"
     await accounts.aclose()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fovea.cli import options
+from fovea.cli.text import HelpFormatter
 from fovea.planner.precision import RECIPES
 from fovea.planner.workload import Kind, Workload
 
@@ -19,9 +20,9 @@ def register(commands: Any) -> None:
     parser = commands.add_parser(
         "plan",
         description=__doc__,
-        usage="fovea plan MODEL [--workload FILE | REQUEST] [--hardware NAME ...] [OPTIONS]",
+        usage="fovea plan MODEL [--workload FILE | REQUEST] [OPTIONS]",
     )
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.formatter_class = HelpFormatter
     parser.add_argument("model", nargs="?", help="hub id of a known model, a folder, or fovea-tiny")
     parser.add_argument("--models", action="store_true", help="list the known models, and end")
     parser.add_argument("--list-hardware", action="store_true", help="list the known hardware, and end")

@@ -198,12 +198,16 @@ def hardware_of(
 
     peaks, efficiency: see `Hardware`. device: what was measured.
     """
+    import torch
+
+    from fovea.kernels.choose import described
+
+    found = described("auto", device, torch.bfloat16)
     note = f"{machine.threads} threads of {len(usable_cores())} cores, {machine.kernels}, "
     memory, kind, vendor = available_memory(), "cpu", ""
     if device.type == "cuda":
-        import torch
-
-        memory, kind, vendor = torch.cuda.get_device_properties(device).total_memory, "gpu", "nvidia"
+        memory, kind = torch.cuda.get_device_properties(device).total_memory, "gpu"
+        vendor = "amd" if found.kind == "rocm" else "nvidia"
         note = f"{torch.cuda.get_device_name(device)}, {machine.kernels}"
     else:
         note += " ".join(instruction_sets())
@@ -217,6 +221,8 @@ def hardware_of(
         usable=USABLE,
         efficiency=MappingProxyType(dict(efficiency)),
         note=note,
+        capability=found.capability,
+        measured=True,
     )
 
 
@@ -229,6 +235,8 @@ def to_toml(device: Hardware) -> str:
         f'name = "{device.name}"',
         f'kind = "{device.kind}"',
         *([f'vendor = "{device.vendor}"'] if device.vendor else []),
+        *([f'capability = "{device.capability}"'] if device.capability else []),
+        f"measured = {str(device.measured).lower()}",
         f"memory_gib = {device.memory_bytes / 2**30:.3f}",
         f"bandwidth_gb_s = {device.bandwidth / 1e9:.4g}",
         f"peaks = {{ {peaks} }}",

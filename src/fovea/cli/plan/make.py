@@ -21,7 +21,9 @@ from fovea.cli.plan.fleet import plan_fleet
 from fovea.cli.plan.inputs import NAME, PlannedModel, find_model, this_machine
 from fovea.cli.plan.result import Plan, as_dict, play_split, prompt_cost, simulate_option
 from fovea.cli.plan.show import show
+from fovea.core.config_files import check_keys, parse_toml
 from fovea.core.errors import ConfigError
+from fovea.engine.config import EngineConfig
 from fovea.planner.advisor import Recommendation as Advice
 from fovea.planner.advisor import Situation, advise
 from fovea.planner.cost import Composition
@@ -236,6 +238,9 @@ def _emit(folder: Path, plan: Plan) -> None:
     }
     if split is not None:
         files["encode.toml"] = encode_toml(best, plan.workload)
+    for name in ("engine.toml", "encode.toml"):
+        if name in files:
+            read_back(name, files[name], best.option.setup.hardware)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
@@ -243,6 +248,19 @@ def _emit(folder: Path, plan: Plan) -> None:
             print(f"wrote {folder / name}", file=sys.stderr)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror}", param="emit") from error
+
+
+def read_back(name: str, text: str, hardware: Hardware) -> EngineConfig:
+    """Return the settings of an emitted file as an engine reads them, checked on a stand-in for its device.
+
+    Raises ConfigError if an engine would refuse them.
+    """
+    values = parse_toml(text, name)
+    check_keys(name, values, ["model", *options.setting_names(EngineConfig)])
+    del values["model"]
+    config = EngineConfig.of(**{**values, "peer_key": "of the operator"} if "role" in values else values)
+    config.check_on(hardware.device, config.model.dtype)
+    return config
 
 
 def _same(device: Hardware, gpu: str) -> bool:

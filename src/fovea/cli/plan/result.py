@@ -262,6 +262,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             {"configuration": title, "because": problem}
             for title, problem in plan.recommendation.impossible
         ],
+        "refused": list(plan.recommendation.refused),
         "simulated": None if plan.simulated is None else asdict(plan.simulated),
         "savings": [asdict(saving) for saving in plan.savings],
         "divisions": [asdict(division) for division in plan.divisions],

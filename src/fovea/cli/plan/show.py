@@ -117,8 +117,7 @@ def _tokens(plan: Plan, console: Console) -> None:
         "visual tokens",
         "prompt",
         "answer",
-        "visual KV, MB",
-        "text KV, MB",
+        "MB of KV: visual + text",
     )
     for one in plan.kinds:
         sizes = ", ".join(f"{width}x{height}" for width, height in one.kind.images) or "-"
@@ -128,7 +127,7 @@ def _tokens(plan: Plan, console: Console) -> None:
         visual, text = plan.kv_megabytes(one)
         table.add_row(
             one.kind.name, f"{one.share:.0%}", sizes, f"{one.tokens.visual:,}", f"{one.tokens.prompt:,.0f}",
-            f"{one.tokens.answer:,.0f}", f"{visual:,.1f}", f"{text:,.1f}",
+            f"{one.tokens.answer:,.0f}", f"{visual:,.1f} + {text:,.1f}",
         )  # fmt: skip
     console.print(table)
 
@@ -218,6 +217,8 @@ def _others(plan: Plan, console: Console) -> None:
             table.add_row(choice.title, *_figures(choice), "; ".join(choice.reasons))
         console.print(table)
     _impossible(plan, console)
+    for sentence in plan.recommendation.refused:
+        console.print(f"not possible with Fovea: {sentence}")
 
 
 def _impossible(plan: Plan, console: Console) -> None:
@@ -237,9 +238,10 @@ def _figures(choice: Choice) -> Iterable[str]:
 
 def _table(first: str, *others: str) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column(first)
+    table.add_column(first, overflow="fold")
     for name in others:
-        table.add_column(name, justify="left" if name in ("", "why not", "because", "images") else "right")
+        left = name in ("", "why not", "because", "images")
+        table.add_column(name, justify="left" if left else "right", overflow="fold")
     return table
 
 

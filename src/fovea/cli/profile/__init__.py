@@ -10,6 +10,7 @@ from typing import Any
 
 from fovea.cli import options
 from fovea.cli.common import SINGLE_USER, add_engine_options, check_writable, config_file, engine_loader
+from fovea.cli.text import HelpFormatter, fitted
 from fovea.core.errors import ConfigError
 from fovea.core.settings import check_settings, setting
 
@@ -40,7 +41,7 @@ class ProfileSettings:
 
 def register(commands: Any) -> None:
     parser = commands.add_parser("profile", description=__doc__, usage="fovea profile [MODEL] [OPTIONS]")
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.formatter_class = HelpFormatter
     parser.add_argument(
         "model", nargs="?", metavar="MODEL", help="a folder, a hub id, or fovea-tiny (default)"
     )
@@ -75,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         check_writable(path)
     profiler = Profiler(workload)
     profile = profiler.run(load())
-    print(table(profile))
+    print(fitted(table(profile)))
     if args.trace:
         args.trace.write_text(json.dumps(profiler.trace(profile)) + "\n", encoding="utf-8")
     if args.plot:

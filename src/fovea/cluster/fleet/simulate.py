@@ -303,12 +303,13 @@ class _World:
         backend.answered_at = request.first
         backend.breakers[CONNECT].succeed()
         backend.breakers[stage_of(vision=flight.wanted.has_images)].begin_stream()
-        backend.note_first_byte(request.first - request.arrival, flight.work.tokens)
+        backend.note_first_byte(request.first - request.arrival)
+        backend.begin_answer(flight.work)
 
     def _end_answer(self, flight: _Flight, now: float) -> None:
         request, backend, conversation = flight.request, flight.backend, flight.conversation
         assert backend is not None
-        backend.end(flight.work)
+        backend.end(flight.work, begun=True)
         backend.breakers[stage_of(vision=flight.wanted.has_images)].succeed()
         self._tally.answered(request)
         turn = flight.turn + 1
@@ -409,7 +410,7 @@ class _World:
         for request in lost:
             flight = self._flights[request]
             assert flight.backend is not None
-            flight.backend.end(flight.work)
+            flight.backend.end(flight.work, begun=request.first < math.inf)
             flight.backend.breakers[stage_of(vision=flight.wanted.has_images)].fail(now)
             self._front.changed()
             if request.first < math.inf:

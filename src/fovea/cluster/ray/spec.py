@@ -32,8 +32,9 @@ from pathlib import Path
 from typing import Any
 
 from fovea.cluster.scaling import ScaleSettings
-from fovea.core.config_files import check_keys, errors_in, read_toml, settings_table, tables
+from fovea.core.config_files import check_keys, read_toml, settings_table, tables
 from fovea.core.errors import ConfigError
+from fovea.core.findings import Findings
 from fovea.core.settings import check_settings, setting, settings_of
 
 ROLES = ("all", "encode", "prefill", "prefill-decode", "decode")
@@ -261,41 +262,60 @@ class ClusterSpec:
 def read_spec(path: Path, known: Collection[str]) -> ClusterSpec:
     """Read a spec file. known: names of the settings of `fovea serve`. Raises ConfigError."""
     values = read_toml(path, param="spec")
-    with errors_in(str(path)):
+    with values.errors():
         return spec_of(values, known)
 
 
 def spec_of(values: Mapping[str, Any], known: Collection[str]) -> ClusterSpec:
     """Return the spec of parsed TOML. known: as in `read_spec`. Raises ConfigError."""
-    check_keys("", values, ["address", "ingress", "model"])
+    findings, models, ingress = Findings(), [], Ingress()
+    with findings.part():
+        check_keys("", values, ["address", "ingress", "model"])
+    entries: list[dict[str, Any]] = []
+    with findings.part():
+        entries = tables("", values, "model")
+    for number, table in enumerate(entries, 1):
+        with findings.part("model", number):
+            models.append(_model(f"[[model]] number {number}", table, known))
+    with findings.part("ingress"):
+        ingress = settings_table(Ingress, "[ingress]", values.get("ingress", {}))
+    findings.check()
     own = {name: values[name] for name in ("address",) if name in values}
-    models = tuple(
-        _model(f"[[model]] number {number}", table, known)
-        for number, table in enumerate(tables("", values, "model"), 1)
-    )
-    return ClusterSpec(models, ingress=settings_table(Ingress, "[ingress]", values.get("ingress", {})), **own)
+    return ClusterSpec(tuple(models), ingress=ingress, **own)
 
 
 def _model(where: str, values: Mapping[str, Any], known: Collection[str]) -> Model:
-    settings = _engine_settings(f"{where} settings", values.get("settings", {}), known)
-    roles = tuple(
-        _role(f"{where}, [[model.role]] number {number}", table, known)
-        for number, table in enumerate(tables(where, values, "role"), 1)
-    )
-    names = [entry.name for entry in settings_of(Model, nested=False)]
-    check_keys(where, values, [*names, "role", "settings"])
+    findings, roles = Findings(), []
+    settings: dict[str, Any] = {}
+    with findings.part("settings"):
+        settings = _engine_settings(f"{where} settings", values.get("settings", {}), known)
+    entries: list[dict[str, Any]] = []
+    with findings.part():
+        entries = tables(where, values, "role")
+    for number, table in enumerate(entries, 1):
+        with findings.part("role", number):
+            roles.append(_role(f"{where}, [[model.role]] number {number}", table, known))
     own = {name: value for name, value in values.items() if name != "role"}
-    return settings_table(Model, where, own, settings=settings, roles=roles or (Role(),))
+    if findings.errors:
+        with findings.part():  # rules about roles and settings together would say what is said already
+            check_keys(where, own, [entry.name for entry in settings_of(Model, nested=False)] + ["settings"])
+    findings.check()
+    return settings_table(Model, where, own, settings=settings, roles=tuple(roles) or (Role(),))
 
 
 def _role(where: str, values: Mapping[str, Any], known: Collection[str]) -> Role:
-    settings = _engine_settings(f"{where} settings", values.get("settings", {}), known)
-    scale = settings_table(ScaleSettings, f"{where} scale", values.get("scale", {}))
+    findings, settings, scale = Findings(), {}, ScaleSettings()
+    with findings.part("settings"):
+        settings = _engine_settings(f"{where} settings", values.get("settings", {}), known)
+    with findings.part("scale"):
+        scale = settings_table(ScaleSettings, f"{where} scale", values.get("scale", {}))
     resources = values.get("resources", {})
-    if not isinstance(resources, Mapping):
-        raise ConfigError(
-            f"{where}: resources is {resources!r}; accepted: a table of numbers", param="resources"
-        )
+    with findings.part():
+        if not isinstance(resources, Mapping):
+            raise ConfigError(
+                f"{where}: resources is {resources!r}; accepted: a table of numbers", param="resources"
+            )
+    findings.check()
     return settings_table(Role, where, values, settings=settings, scale=scale, resources=resources)
 
 

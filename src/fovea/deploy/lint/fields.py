@@ -6,7 +6,7 @@ needed. A field that is not listed is taken for a misspelt one. Pods and other p
 looked into.
 
 The tables were written after the reference of each API: KEDA 2.20, Istio 1.30, Gateway API 1.6 with inference
-extension 1.5, KServe 0.20, LeaderWorkerSet 0.10, KubeRay 1.4, prometheus-operator 0.93.
+extension 1.5, KServe 0.20, LeaderWorkerSet 0.10, KubeRay 1.7, cert-manager 1.20, prometheus-operator 0.93.
 """
 
 from __future__ import annotations

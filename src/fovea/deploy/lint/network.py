@@ -80,10 +80,21 @@ def _peer(policy: Object, peer: Fields, pods: list[Pods]) -> Iterator[str]:
         return
     network = ipaddress.ip_network(str(block.get("cidr")))
     holes = [ipaddress.ip_network(str(each)) for each in block.get("except") or []]
+    for each in (network, *holes):
+        if isinstance(each, ipaddress.IPv6Network) and each.network_address.ipv4_mapped:
+            yield f"{policy}: {each} is an IPv4-mapped address, which Kubernetes refuses"
+    for each in holes:
+        if each.version != network.version or each == network or not _within(each, network):
+            yield f"{policy}: {each} in `except` is not a part of {network}, which Kubernetes refuses"
     if METADATA in network and not any(METADATA in hole for hole in holes):
         yield (
             f"{policy}: {network} reaches {METADATA}, the metadata service; accepted: {METADATA} in `except`"
         )
+
+
+def _within(part: Any, whole: Any) -> bool:
+    """Tell whether a network is a part of another one of the same version."""
+    return bool(part.subnet_of(whole))
 
 
 def _monitor(cluster: Cluster, monitor: Object, pods: list[Pods]) -> Iterator[str]:

@@ -126,6 +126,8 @@ class Cluster:
                 found += [_pods(each, leader or worker, replicas)]
                 if leader:
                     found += [replace(_pods(each, worker, replicas), serves=False)]
+            elif each.kind == "Job":
+                found.append(replace(_pods(each, fields_of(each.spec.get("template")), None), serves=False))
             elif each.kind == "RayService":
                 found += _of_ray(each)
             elif each.kind == "InferenceService":

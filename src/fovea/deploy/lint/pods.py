@@ -64,6 +64,10 @@ def _probes(pods: Pods) -> Iterator[str]:
             action = fields_of(probe.get("httpGet") or probe.get("tcpSocket"))
             if action.get("port") not in ports:
                 yield f"{kind} asks port {action.get('port')!r}; ports of the pod: {_listed(ports)}"
+        mounted = {mount.get("name") for mount in container.get("volumeMounts") or []}
+        schemes = {fields_of(fields_of(container.get(kind)).get("httpGet")).get("scheme") for kind in PROBES}
+        if "tls" in mounted and schemes != {"HTTPS"}:
+            yield f"container {container.get('name')} has a certificate, and its probes do not ask with HTTPS"
         live = fields_of(fields_of(container.get("livenessProbe")).get("httpGet")).get("path")
         if live == "/ready":
             yield "livenessProbe asks /ready, so an engine that loads or drains would be restarted"
@@ -93,13 +97,14 @@ def _names(cluster: Cluster, pods: Pods) -> Iterator[str]:
 
 
 def known_secrets(cluster: Cluster) -> set[str]:
-    """Names of Secrets: those that are here, and those that a namespace says have to exist."""
+    """Names of Secrets: those that are here or are made, and those that a namespace says have to exist."""
     listed = {
         name
         for namespace in cluster.of("Namespace")
         for name in str(namespace.annotations.get(SECRETS, "")).split(",")
     }
-    return (listed | cluster.names("Secret")) - {""}
+    made = {str(each.spec.get("secretName")) for each in cluster.of("Certificate")}
+    return (listed | made | cluster.names("Secret")) - {""}
 
 
 def _references(pods: Pods) -> Iterator[tuple[str, str]]:

@@ -16,8 +16,10 @@ from importlib.resources import files
 from typing import Any
 
 from fovea.deploy.monitoring.objectives import Targets, alert_groups, as_yaml, recording_groups, rules_text
+from fovea.deploy.monitoring.targets import targets_of
 from fovea.deploy.spec import DeploySpec
 from fovea.deploy.target import Check, Files
+from fovea.deploy.tracing import UI_PORT, has_jaeger, jaeger_source
 
 SERVER_JOB, GATEWAY_JOB = "fovea", "fovea-gateway"
 INTERVAL = "15s"
@@ -115,14 +117,24 @@ DASHBOARDS = ("overview", "images", "caches", "gateway", "slo")
 _HEAD = "Written by fovea.deploy.monitoring. Do not edit it: docs/monitoring.md tells how to change it."
 
 
-def recording_rules(targets: Targets | None = None) -> str:
-    """Return the file of recording rules. targets: None: the defaults."""
-    return rules_text(recording_groups(targets or Targets()), "", _HEAD)
+def recording_rules(targets: Targets | None = None, notes: Sequence[str] = ()) -> str:
+    """Return the file of recording rules. targets: None: the defaults. notes: lines for its head."""
+    return rules_text(recording_groups(targets or Targets()), "", "\n".join((_HEAD, *notes)))
 
 
-def alert_rules(runbooks: str = RUNBOOKS) -> str:
-    """Return the file of alerts. runbooks: address of the published docs/runbooks.md, without an anchor."""
-    return rules_text(alert_groups(), runbooks, _HEAD)
+def alert_rules(runbooks: str = RUNBOOKS, targets: Targets | None = None) -> str:
+    """Return the file of alerts.
+
+    runbooks: address of the published docs/runbooks.md, without an anchor. targets: None: the defaults.
+    """
+    return rules_text(alert_groups(targets), runbooks, _HEAD)
+
+
+def rules_of(spec: DeploySpec) -> tuple[str, str]:
+    """Return the files of recording rules and of alerts of a deployment, with its targets."""
+    targets, notes = targets_of(spec)
+    runbooks = spec.monitoring.runbooks if spec.monitoring is not None else ""
+    return recording_rules(targets, notes), alert_rules(runbooks or RUNBOOKS, targets)
 
 
 def dashboards() -> dict[str, str]:
@@ -132,14 +144,17 @@ def dashboards() -> dict[str, str]:
 
 
 def grafana_provisioning(
-    prometheus_url: str = "http://prometheus:9090", folder: str = "/var/lib/grafana/dashboards"
+    prometheus_url: str = "http://prometheus:9090",
+    folder: str = "/var/lib/grafana/dashboards",
+    jaeger_url: str = "",
 ) -> dict[str, str]:
     """Return Grafana's provisioning files by path: the data source, and where the dashboards are.
 
     prometheus_url: address of Prometheus for Grafana.
     folder: folder of the dashboards on Grafana's machine.
+    jaeger_url: address of Jaeger for Grafana; "": there is none.
     """
-    source = {
+    source: dict[str, Any] = {
         "name": "Prometheus",
         "uid": "fovea-prometheus",
         "type": "prometheus",
@@ -148,6 +163,12 @@ def grafana_provisioning(
         "isDefault": True,
         "jsonData": {"httpMethod": "POST", "timeInterval": "15s"},
     }
+    sources = [source]
+    if jaeger_url:
+        sources.append(jaeger_source(jaeger_url))
+        source["jsonData"]["exemplarTraceIdDestinations"] = [
+            {"name": "trace_id", "datasourceUid": sources[1]["uid"]}
+        ]
     provider = {
         "name": "fovea",
         "folder": "Fovea",
@@ -157,7 +178,7 @@ def grafana_provisioning(
         "options": {"path": folder},
     }
     return {
-        "datasources/fovea.yml": as_yaml({"apiVersion": 1, "datasources": [source]}),
+        "datasources/fovea.yml": as_yaml({"apiVersion": 1, "datasources": sources}),
         "dashboards/fovea.yml": as_yaml({"apiVersion": 1, "providers": [provider]}),
     }
 
@@ -191,8 +212,7 @@ def prometheus_files(
             interval=f"{spec.monitoring.scrape_s}s",
             key_file=key_file,
         ),
-        RULES_PATHS[0]: recording_rules(),
-        RULES_PATHS[1]: alert_rules(spec.monitoring.runbooks or RUNBOOKS),
+        **dict(zip(RULES_PATHS, rules_of(spec), strict=True)),
     }
     if webhook:
         files[ALERTMANAGER_PATH] = alertmanager_config(webhook)
@@ -203,7 +223,7 @@ def grafana_files(spec: DeploySpec) -> Files:
     """Return the files of Grafana, under grafana/; none if the spec has no Grafana."""
     if spec.monitoring is None or not spec.monitoring.grafana:
         return {}
-    provisioning = grafana_provisioning()
+    provisioning = grafana_provisioning(jaeger_url=f"http://jaeger:{UI_PORT}" if has_jaeger(spec) else "")
     return {
         **{f"grafana/provisioning/{path}": text for path, text in provisioning.items()},
         **{f"grafana/dashboards/{path}": text for path, text in dashboards().items()},

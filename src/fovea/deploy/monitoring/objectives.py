@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from fovea.core.errors import ConfigError
 from fovea.core.settings import check_settings, setting
 from fovea.observe.table import SECONDS
@@ -100,17 +98,23 @@ class Group:
     interval: str = ""
 
 
-def alert_groups() -> list[Group]:
-    """Return the groups of alerts."""
+def alert_groups(targets: Targets | None = None) -> list[Group]:
+    """Return the groups of alerts. targets: None: the defaults."""
+    import yaml  # every command of fovea imports this file, and few need it
+
+    targets = targets or Targets()
     text = Path(__file__).with_name("alerts.yml").read_text(encoding="utf-8")
     return [
-        Group(name, [_read_alert(entry) for entry in entries])
+        Group(name, [_read_alert(entry, targets) for entry in entries])
         for name, entries in yaml.safe_load(text).items()
     ]
 
 
-def _read_alert(entry: Mapping[str, Any]) -> Alert:
-    conditions = tuple(Condition(**condition) for condition in entry["conditions"])
+def _read_alert(entry: Mapping[str, Any], targets: Targets) -> Alert:
+    conditions = tuple(
+        Condition(condition["value"], condition["test"].replace("QUEUE_S", f"{targets.queue_s:g}"))
+        for condition in entry["conditions"]
+    )
     return Alert(**{**entry, "conditions": conditions})
 
 
@@ -126,6 +130,8 @@ def rules_text(groups: Sequence[Group], runbooks: str, head: str) -> str:
 
 def as_yaml(value: Any) -> str:
     """Return a value as YAML, its keys in their order."""
+    import yaml
+
     return yaml.safe_dump(value, sort_keys=False, width=WIDTH, allow_unicode=True)
 
 
@@ -174,9 +180,15 @@ class Objective(NamedTuple):
     text: str
 
 
+_TIMES: dict[str, Any] = {"low": 0.005, "high": 120, "or_zero": True}
+
+
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """The targets from which recording rules and alerts are written."""
+    """The targets from which recording rules and alerts are written.
+
+    The defaults are for models and machines of which nothing is known, so they find only what is very slow.
+    """
 
     availability: float = setting(
         0.999, "Share of the time in which at least one server of a job is ready.", low=0.5, high=0.99999
@@ -184,27 +196,34 @@ class Targets:
     success: float = setting(
         0.999, "Share of requests that do not end with a status of 500 or more.", low=0.5, high=0.99999
     )
-    p50_s: float = setting(0.2, "Seconds within which half of the requests end.", low=0.005, high=120)
-    p95_s: float = setting(0.5, "Seconds within which 95% of the requests end.", low=0.005, high=120)
-    p99_s: float = setting(1.0, "Seconds within which 99% of the requests end.", low=0.005, high=120)
+    p50_s: float = setting(30.0, "Seconds within which half of the requests end; 0: no objective.", **_TIMES)
+    p95_s: float = setting(120.0, "Seconds within which 95% of the requests end; 0: no objective.", **_TIMES)
+    p99_s: float = setting(120.0, "Seconds within which 99% of the requests end; 0: no objective.", **_TIMES)
     ttft_s: float = setting(
-        1.0, "Seconds within which 95% of the first tokens come. Only servers measure it.",
-        low=0.005, high=120,
+        10.0, "Seconds within which 95% of the first tokens come; 0: no objective. Only servers measure it.",
+        **_TIMES,
     )  # fmt: skip
+    itl_s: float = setting(
+        0.5, "Seconds within which 95% of the further tokens come, each after the one before; 0: no "
+        "objective. Only servers measure it.", **_TIMES,
+    )  # fmt: skip
+    queue_s: float = setting(
+        30.0, "Seconds that the oldest request may wait in a server's queue.", low=1, high=3600
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)
-        for name in ("p50_s", "p95_s", "p99_s", "ttft_s"):
+        for name in ("p50_s", "p95_s", "p99_s", "ttft_s", "itl_s"):
             seconds = getattr(self, name)
-            if seconds not in SECONDS:
+            if seconds and seconds not in SECONDS:
                 bounds = ", ".join(f"{bound:g}" for bound in SECONDS)
                 raise ConfigError(
-                    f"{name} is {seconds:g}; accepted: a bound of the histograms' buckets ({bounds})",
+                    f"{name} is {seconds:g}; accepted: 0, or a bound of the histograms' buckets ({bounds})",
                     param=name,
                 )
 
     def objectives(self) -> Iterator[Objective]:
-        """Yield all objectives. Their names do not depend on the targets."""
+        """Yield all objectives, without those whose target is 0."""
         yield Objective(
             "availability",
             _rest(self.availability),
@@ -223,9 +242,12 @@ class Targets:
             ("latency_p99", 0.99, self.p99_s),
         ):
             text = f"{share:g} of the requests end within {seconds:g} s"
-            yield Objective(name, _rest(share), seconds, text)
-        text = f"0.95 of the first tokens come within {self.ttft_s:g} s"
-        yield Objective("ttft", _rest(0.95), self.ttft_s, text)
+            if seconds:
+                yield Objective(name, _rest(share), seconds, text)
+        for name, seconds, tokens in (("ttft", self.ttft_s, "first"), ("itl", self.itl_s, "further")):
+            if seconds:
+                text = f"0.95 of the {tokens} tokens come within {seconds:g} s"
+                yield Objective(name, _rest(0.95), seconds, text)
 
 
 def _rest(share: float) -> float:
@@ -235,6 +257,8 @@ def _rest(share: float) -> float:
 
 SHORT = ("5m", "30m", "1h", "2h", "6h")
 LONG = ("1d", "3d", "30d")
+TOKENS = ("ttft", "itl")
+"""Objectives about tokens. Servers measure them, gateways do not."""
 JOBS = 'job=~"fovea.*"'
 """Matches the jobs of servers and gateways. Only `up` needs it: all other names are Fovea's own."""
 ROUTES = 'route=~"/v1/(chat/completions|completions|messages|responses|predict)|/invocations"'
@@ -384,8 +408,9 @@ def _bad(each: Objective, window: str) -> str:
         )
         return f"{failed} or {_all(each, window)} * 0"
     le = f'le="{each.seconds!r}"'
-    if each.slo == "ttft":
-        return f"{_all(each, window)} - sum by (job) (rate(fovea:ttft_seconds_bucket{{{le}}}[{window}]))"
+    if each.slo in TOKENS:
+        name = f"fovea:{each.slo}_seconds_bucket"
+        return f"{_all(each, window)} - sum by (job) (rate({name}{{{le}}}[{window}]))"
     quick = _either(
         f"sum by (job) (rate(fovea:request_seconds_bucket{{{ROUTES}, {le}}}[{window}]))",
         f"sum by (job) (rate(fovea_gateway_request_seconds_bucket{{{le}}}[{window}]))",
@@ -402,8 +427,8 @@ def _all(each: Objective, window: str) -> str:
             f"sum by (job) (rate({SERVER}{{{ROUTES}}}[{window}]))",
             f"sum by (job) (rate({GATEWAY}[{window}]))",
         )
-    if each.slo == "ttft":
-        return f"sum by (job) (rate(fovea:ttft_seconds_count[{window}]))"
+    if each.slo in TOKENS:
+        return f"sum by (job) (rate(fovea:{each.slo}_seconds_count[{window}]))"
     return _either(
         f"sum by (job) (rate(fovea:request_seconds_count{{{ROUTES}}}[{window}]))",
         f"sum by (job) (rate(fovea_gateway_request_seconds_count[{window}]))",

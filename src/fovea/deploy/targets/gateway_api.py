@@ -13,10 +13,20 @@ from __future__ import annotations
 from typing import Any
 
 from fovea.deploy.formats import yaml_text
+from fovea.deploy.front import EXACT, FOLDERS
 from fovea.deploy.spec import DeploySpec, Pool
 from fovea.deploy.target import Check, Files
 from fovea.deploy.targets.kubernetes.layout import OVERLAY, lint
-from fovea.deploy.targets.kubernetes.objects import MODEL_LABEL, PORT, Manifest, manifest, selector, slug
+from fovea.deploy.targets.kubernetes.objects import (
+    MODEL_LABEL,
+    PORT,
+    Manifest,
+    manifest,
+    needs_gateway_tls,
+    selector,
+    service_port,
+    slug,
+)
 
 ROOT = "gateway-api"
 API = "gateway.networking.k8s.io/v1"
@@ -26,11 +36,11 @@ MODEL_HEADER = "X-Gateway-Model-Name"
 """Header with the requested model; a body-based router in front of the routes sets it."""
 PICKER_PORT = 9002
 PRIORITY, SPOT_PRIORITY = 10, 0
-PATHS = ("/v1",)
 
 
 def render(spec: DeploySpec) -> Files:
-    """Return all files."""
+    """Return all files. Raises ConfigError if the pods behind the Gateway end TLS."""
+    needs_gateway_tls(spec)
     service = {"gateway.yaml": [_gateway(spec)], "route.yaml": [_service_route(spec)]}
     models = _models(spec)
     pools = {
@@ -104,13 +114,13 @@ def _route(
 
 
 def _service_route(spec: DeploySpec) -> Manifest:
-    backend = {"kind": "Service", "name": spec.name, "port": spec.proxy_port}
-    return _route(spec, spec.name, [_prefix(path) for path in PATHS], backend, pool=False)
+    backend = {"kind": "Service", "name": spec.name, "port": service_port(spec)}
+    return _route(spec, spec.name, _public(), backend, pool=False)
 
 
 def _pool_route(spec: DeploySpec, model: str, *, alone: bool) -> Manifest:
     """The route of a model. alone: it is the only one, so no header has to tell it."""
-    matches = [_prefix(path) for path in PATHS]
+    matches = _public()
     if not alone:
         header = {"type": "Exact", "name": MODEL_HEADER, "value": model}
         matches = [{**match, "headers": [header]} for match in matches]
@@ -118,8 +128,10 @@ def _pool_route(spec: DeploySpec, model: str, *, alone: bool) -> Manifest:
     return _route(spec, _name(spec, model), matches, backend, pool=True)
 
 
-def _prefix(path: str) -> dict[str, Any]:
-    return {"path": {"type": "PathPrefix", "value": path}}
+def _public() -> list[dict[str, Any]]:
+    """The public paths. A PathPrefix is the path itself and everything below it."""
+    kinds = {"Exact": EXACT, "PathPrefix": FOLDERS}
+    return [{"path": {"type": kind, "value": path}} for kind, paths in kinds.items() for path in paths]
 
 
 def _name(spec: DeploySpec, model: str) -> str:

@@ -28,6 +28,8 @@ QUEUE_PROXY_PORTS = (8012, 8013, 8022, 8112, 9090, 9091)
 """Ports of Knative's queue-proxy: HTTP/1, HTTP/2, its administration, TLS, and metrics."""
 FORMAT = "fovea"
 ANNOTATIONS = "serving.kserve.io"
+VISIBILITY = ("networking.kserve.io/visibility", "networking.knative.dev/visibility")
+"""Labels that keep a service within the cluster: of KServe's Standard mode, and of Knative."""
 
 
 def render(spec: DeploySpec) -> Files:
@@ -72,6 +74,8 @@ def _engines(spec: DeploySpec, pool: Pool) -> list[Manifest]:
         pool,
         annotations,
     )
+    # KServe would open all paths of the engine to everybody. Clients come through the spec's own Service.
+    service["metadata"]["labels"] |= dict.fromkeys(VISIBILITY, "cluster-local")
     return [runtime, service, *workloads.around(spec, pool, SERVICE_SUFFIX)]
 
 
@@ -80,10 +84,7 @@ def _runtime(spec: DeploySpec, pool: Pool) -> dict[str, Any]:
     return {
         "supportedModelFormats": [{"name": FORMAT, "version": "1", "autoSelect": False}],
         "containers": [container],
-        "volumes": [
-            pods.config_volume(f"{pool_name(spec, pool)}-config"),
-            pods.scratch_volume(pool.disk_gib),
-        ],
+        "volumes": pods.engine_pod(spec, pool, {})["volumes"],
     }
 
 
@@ -180,6 +181,7 @@ LAYOUT = Layout(
     _engines,
     custom=True,
     scaled_kind=None,
+    engine_tls=False,
     service_suffix=SERVICE_SUFFIX,
     references=(("ServingRuntime", "spec/volumes/configMap/name"),),
 )

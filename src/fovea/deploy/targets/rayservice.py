@@ -10,16 +10,28 @@ brings the pods. An engine on several devices has them all in one pod.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from fovea.deploy import ray_serve
 from fovea.deploy.formats import yaml_text
+from fovea.deploy.machine import LOOPBACK
 from fovea.deploy.spec import DeploySpec, Pool
 from fovea.deploy.target import Check, Files
 from fovea.deploy.targets.kubernetes import pods, workloads
 from fovea.deploy.targets.kubernetes.layout import Layout
-from fovea.deploy.targets.kubernetes.objects import PORT, Manifest, labels, manifest, pool_name, selector
+from fovea.deploy.targets.kubernetes.objects import (
+    PORT,
+    TRUSTED,
+    Manifest,
+    labels,
+    manifest,
+    part_name,
+    pool_name,
+    selector,
+)
 from fovea.deploy.targets.leaderworkerset import OF_HTTP, WORKER
+from fovea.deploy.tracing import trace_values
 
 API, KIND = "ray.io/v1", "RayService"
 RAY_VERSION = "2.60.0"
@@ -90,7 +102,10 @@ def _serve_config(spec: DeploySpec, pool: Pool) -> dict[str, Any]:
     """Return the configuration of Ray Serve: one application, as `fovea cluster up` would make it."""
     drain_s = float(spec.stop_of(pool).drain_s)
     own = {key: value for key, value in spec.engine_settings(pool).items() if key not in OF_FILE}
-    settings = {"open_metrics": True, **own, "lame_duck_s": 0.0}
+    traces = trace_values(spec, part_name(spec, "collector"))
+    proxies = [LOOPBACK, *(spec.trusted_proxies or TRUSTED)]  # HAProxy of the pod, and gateways
+    shared = {"open_metrics": True, "trusted_proxies": proxies, **traces}
+    settings = {**shared, **own, "lame_duck_s": 0.0}
     target_ms = settings.get("target_ttft_ms", 0)
     plan = {
         "application": pool.name,
@@ -140,7 +155,7 @@ def _container(spec: DeploySpec, pool: Pool) -> dict[str, Any]:
     """Return a container of Ray. KubeRay writes its command, its ports and its probes."""
     whole = pods.engine_container(spec, pool, CONTAINER)
     container = {key: value for key, value in whole.items() if key not in (*OF_HTTP, "command")}
-    container["volumeMounts"] = pods.scratch_mounts()
+    container["volumeMounts"] = [*pods.scratch_mounts(), *pods.weights_mounts(pool)]
     variables = [{"name": name, "value": value} for name, value in _variables(spec, pool).items()]
     return {**container, "env": [*container["env"], *variables]}
 
@@ -150,13 +165,13 @@ def _worker(spec: DeploySpec, pool: Pool) -> dict[str, Any]:
     for constraint in pod["topologySpreadConstraints"]:
         del constraint["matchLabelKeys"]  # only Deployments set pod-template-hash
     container = {**_container(spec, pool), "ports": [{"name": PORT, "containerPort": spec.engine_port}]}
-    volumes = [pods.scratch_volume(pool.disk_gib)]
+    volumes = [pods.scratch_volume(pool.disk_gib), *pods.weights_volumes(spec, pool)]
     return {**pod, "containers": [container], "volumes": volumes}
 
 
 def _head(spec: DeploySpec, pool: Pool) -> dict[str, Any]:
-    """Return the pod of the head: Ray's control, Ray Serve's controller, and no engine."""
-    worker = _worker(spec, pool)
+    """Return the pod of the head: Ray's control, Ray Serve's controller, and no engine, so no weights."""
+    worker = _worker(spec, replace(pool, weights_gib=0, weights_image=""))
     gone = ("affinity", "tolerations", "topologySpreadConstraints", "terminationGracePeriodSeconds")
     pod = {key: value for key, value in worker.items() if key not in gone}
     if pool.max_replicas:  # Ray's autoscaler asks the API server; KubeRay gives it an account of its own
@@ -174,4 +189,5 @@ LAYOUT = Layout(
     scaled_kind=None,
     groups=True,
     engine_files=False,
+    engine_tls=False,
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypedDict, Unpack
 
+from fovea.core.precision import Device, check_precision
 from fovea.core.settings import build_settings, flat_values
 from fovea.engine.config.memory import KVSettings, OutputSettings, PixelSettings
 from fovea.engine.config.model import ModelSettings
@@ -141,6 +142,15 @@ class EngineConfig:
     def of(cls, **settings: Unpack[EngineOptions]) -> EngineConfig:
         """A configuration from flat names: `EngineConfig.of(kv_blocks=64, pace=3.0)`. Raises ConfigError."""
         return build_settings(cls, settings)
+
+    def check_on(self, device: Device, dtype: str) -> None:
+        """Raise ConfigError if the types of weights, or of keys and values, cannot run on a device.
+
+        device: the one that the model is loaded to, or a stand-in for one. dtype: type of all other numbers.
+        """
+        # torch's kernels read keys and values of all types, on every device.
+        kv = "auto" if self.model.kernels in ("onednn", "torch") else self.kv.kv_dtype
+        check_precision(self.model.quantization, dtype, kv, device)
 
     def for_role(self) -> EngineConfig:
         """Return the settings without what the engine's role has no use for."""

@@ -41,8 +41,10 @@ class Backend:
 
     config: its configuration.
     models: names of the models that it serves, as it calls them.
+    modalities: what each model takes beside text, such as "image"; a model that does not tell is missing.
     is_fovea: whether its list of models says that it is a Fovea engine.
     requests, text, visual: outstanding requests, tokens of text, visual tokens.
+    begun, begun_text, begun_visual: those of them whose answer has begun, so that images and prompt are done.
     healthy: whether its health check passes; true until one has failed.
     draining: whether it gets no new requests, because an operator wants so, or it says so itself.
     removed: whether it is no longer configured; its running requests go on.
@@ -61,8 +63,10 @@ class Backend:
         self.config = config
         self.key = key
         self.models: frozenset[str] = frozenset(config.models)
+        self.modalities: Mapping[str, frozenset[str]] = {}
         self.is_fovea = False
         self.requests = self.text = self.visual = 0
+        self.begun = self.begun_text = self.begun_visual = 0
         self.healthy = True
         self.draining = self.drains_itself = self.removed = False
         self.failed_checks = 0
@@ -75,7 +79,7 @@ class Backend:
             stage: Breaker(settings.breaker_failures, settings.breaker_open_s) for stage in STAGES
         }
         self.first_bytes: deque[float] = deque(maxlen=RECENT)
-        self.seconds_per_token = self.recent = 0.0
+        self.recent = 0.0
         self._settings = settings
         self._created = now
         self._since = now - settings.slow_start_s  # at the start of the gateway all are equal
@@ -137,11 +141,19 @@ class Backend:
         self.breakers[stage_of(vision=vision)].begin(now)
         self.breakers[CONNECT].begin(now)
 
-    def end(self, load: Load) -> None:
-        """Count a request no longer."""
+    def begin_answer(self, load: Load, sign: int = 1) -> None:
+        """Count a request among those whose answer has begun; sign -1: count it there no longer."""
+        self.begun += sign
+        self.begun_text += sign * load.text
+        self.begun_visual += sign * load.visual
+
+    def end(self, load: Load, *, begun: bool = False) -> None:
+        """Count a request no longer. begun: its answer had begun."""
         self.requests -= 1
         self.text -= load.text
         self.visual -= load.visual
+        if begun:
+            self.begin_answer(load, -1)
 
     def note_check(self, now: float, *, passed: bool, draining: bool = False) -> bool:
         """Note a health check. Returns whether the backend's health changed by it."""
@@ -175,12 +187,10 @@ class Backend:
         """Let earlier answers count less. Called twice per second."""
         self.recent *= FADE
 
-    def note_first_byte(self, seconds: float, tokens: int) -> None:
-        """Note the time to the first byte of a request with so many tokens."""
+    def note_first_byte(self, seconds: float) -> None:
+        """Note the time to the first byte of a request."""
         self.first_bytes.append(seconds)
         self.recent += 1.0
-        rate = seconds / max(1, tokens)
-        self.seconds_per_token += 0.1 * (rate - self.seconds_per_token) if self.seconds_per_token else rate
 
     def median_first_byte(self, least: int) -> float | None:
         """The median time to the first byte in seconds; None: fewer than `least` are known."""

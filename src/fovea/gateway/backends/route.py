@@ -267,27 +267,36 @@ class CacheAffine:
         return fits
 
 
-class LodCost:
-    """The backend that is predicted to be done first, by the cost of visual tokens.
+STREAM_COST = 100
+"""Cost of an answer that has begun, in tokens of a prompt: its decodes make the steps of others longer."""
 
-    An image of 400 tokens costs several times one of 64, in the encoder above all. So the work of a backend
-    is counted in equivalent tokens, and its measured speed turns these into seconds.
+
+class LodCost:
+    """The backend that will begin the answer first, by the work that lies before its first token.
+
+    An image of 4,096 tokens costs many times one of 64, in the encoder above all, but only until its answer
+    begins. After that it takes as much as any other answer. So images and prompts count until the first byte
+    of their answer, and then each answer counts alike. `least_busy` counts them to the end: it takes a
+    backend that streams the answer about a large document for a busy one.
+
+    The speed of a backend is its weight. Times to the first byte are no measure of it: they follow the mix of
+    requests, and a backend that seems quick gets all of them until it is not.
     """
 
     def __init__(self, settings: RouteSettings) -> None:
         self._visual = settings.visual_cost
 
     def __call__(self, situation: Situation) -> Choice:
-        known = [one.seconds_per_token for one in situation.candidates if one.seconds_per_token]
-        usual = sum(known) / len(known) if known else 1.0
+        text, visual = situation.load
 
-        def seconds(one: Backend) -> float:
-            visual = one.visual + situation.load.visual
-            text = one.text + situation.load.text
-            speed = (one.seconds_per_token or usual) / one.weight(situation.now)
-            return (text + self._visual * visual) * speed
+        def cost(one: Backend) -> float:
+            before = (
+                one.text - one.begun_text + text + self._visual * (one.visual - one.begun_visual + visual)
+            )
+            return (before + STREAM_COST * one.begun) / one.weight(situation.now)
 
-        return Choice(min(situation.candidates, key=lambda one: (seconds(one), one.name)), "lod-cost")
+        chosen = min(situation.candidates, key=lambda one: (cost(one), one.requests, one.name))
+        return Choice(chosen, "lod-cost")
 
 
 class RoundRobin:

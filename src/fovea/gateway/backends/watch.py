@@ -15,9 +15,10 @@ import asyncio
 import json
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 from fovea.gateway.backends.backend import Backend
 from fovea.gateway.backends.fleet import Fleet
@@ -43,6 +44,7 @@ ASK_EVERY_S = 2.0
 Get = Callable[[str, str, float], Awaitable[tuple[int, bytes]]]
 """Sends a GET to a URL with a key, within so many seconds; `Upstream.get` is one."""
 MOST_MODELS = 1000
+MODALITIES = frozenset(("text", "image", "video", "audio"))
 """Models of one backend. What it lists beyond them is not used."""
 LONGEST_NAME = 256
 """Characters of a model's name."""
@@ -154,6 +156,7 @@ class Watch:
             return
         if names:
             backend.is_fovea = is_fovea
+            backend.modalities = _modalities(listed, names)
         if names and frozenset(names) != backend.models:
             self.fleet.learn_models(backend, names)
             self.on_change()
@@ -193,6 +196,16 @@ def _is_slow(backend: Backend, others: Sequence[Backend], factor: float) -> bool
         and own - usual > LEAST_DIFFERENCE_S
         and backend.quick_first_byte() > factor * quick
     )
+
+
+def _modalities(listed: list[Any], names: Collection[str]) -> dict[str, frozenset[str]]:
+    """Return what the models of a list take, as far as it tells."""
+    found = {}
+    for entry in listed:
+        told = entry.get("input_modalities")
+        if entry["id"] in names and isinstance(told, list) and all(isinstance(each, str) for each in told):
+            found[entry["id"]] = frozenset(told) & MODALITIES
+    return found
 
 
 def _is_name(value: object) -> bool:

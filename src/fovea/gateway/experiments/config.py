@@ -36,7 +36,8 @@ from typing import Any, TypeVar
 
 from fovea.core.config_files import check_keys, errors_in
 from fovea.core.errors import ConfigError
-from fovea.core.settings import build_settings, check_settings, setting
+from fovea.core.findings import Findings, joined
+from fovea.core.settings import build_settings, check_settings, setting, settings_of, value_errors
 
 T = TypeVar("T")
 FILE = "experiments.sqlite"
@@ -220,7 +221,7 @@ def read_experiments(values: Mapping[str, Any], folder: Path) -> ExperimentConfi
     """Read the tables [experiments] and [[experiment]] of a parsed TOML file; others are left alone.
 
     folder: folder of the file.
-    Raises ConfigError, which names the table and what is accepted.
+    Raises ConfigError with all errors; each names the table and what is accepted.
     """
     table, entries = values.get("experiments", {}), values.get("experiment", [])
     if not isinstance(table, dict):
@@ -234,10 +235,13 @@ def read_experiments(values: Mapping[str, Any], folder: Path) -> ExperimentConfi
     place = given.get("folder", "experiments")
     if isinstance(place, str):
         given["folder"] = folder / Path(place).expanduser()
-    settings = _settings(ExperimentSettings, given, "[experiments]")
-    experiments = tuple(
-        _experiment(entry, f"[[experiment]] number {i}") for i, entry in enumerate(entries, 1)
-    )
+    findings, experiments = Findings(), []
+    with findings.part("experiments"):
+        settings = _settings(ExperimentSettings, given, "[experiments]")
+    for number, entry in enumerate(entries, 1):
+        with findings.part("experiment", number):
+            experiments.append(_experiment(entry, f"[[experiment]] number {number}"))
+    findings.check()
     for noun in ("name", "model"):
         names = [getattr(experiment, noun) for experiment in experiments]
         double = next((name for name in names if names.count(name) > 1), None)
@@ -246,7 +250,7 @@ def read_experiments(values: Mapping[str, Any], folder: Path) -> ExperimentConfi
                 f"two [[experiment]] have the {noun} {double!r}; accepted: a {noun} in one of them",
                 param="experiment",
             )
-    return ExperimentConfig(settings, experiments)
+    return ExperimentConfig(settings, tuple(experiments))
 
 
 def experiment_of(text: str) -> Experiment:
@@ -259,18 +263,29 @@ def _experiment(entry: Any, where: str) -> Experiment:
         raise ConfigError(f"{where} is not a table; accepted: a table [[experiment]] for each")
     name = entry.get("name")
     where = f"experiment {name!r}" if isinstance(name, str) and name else where
-    given = dict(entry)
+    given, findings = dict(entry), Findings()
     parts: tuple[tuple[str, type], ...] = (("guard", Guard), ("criteria", Criteria), ("shadow", Shadow))
     for part, cls in parts:
-        given[part] = _settings(cls, given.get(part, {}), f"{where}, [experiment.{part}]")
+        with findings.part(part):
+            given[part] = _settings(cls, given.get(part, {}), f"{where}, [experiment.{part}]")
     variants = given.get("variants", [])
     if not isinstance(variants, list):
-        raise ConfigError(f"{where}: variants is not a list; accepted: a list of {{name, model, weight}}")
-    given["variants"] = tuple(
-        _settings(Variant, variant, f"{where}, variant {i}") for i, variant in enumerate(variants, 1)
-    )
+        raise ConfigError(
+            f"{where}: variants is not a list; accepted: a list of {{name, model, weight}}", param="variants"
+        )
+    read = []
+    for number, variant in enumerate(variants, 1):
+        with findings.part("variants", number):
+            read.append(_settings(Variant, variant, f"{where}, variant {number}"))
+    given["variants"] = tuple(read)
     known = [entry.name for entry in dataclasses.fields(Experiment)]
-    check_keys(where, given, known, "field")
+    with findings.part():
+        check_keys(where, given, known, "field")
+    own = [entry for entry in settings_of(Experiment, nested=False) if entry.name in given]
+    with findings.part(), errors_in(where):
+        if errors := value_errors((entry, given[entry.name]) for entry in own):
+            raise joined(errors)
+    findings.check()
     with errors_in(where):
         return Experiment(**given)
 
@@ -278,10 +293,19 @@ def _experiment(entry: Any, where: str) -> Experiment:
 def _settings(cls: type[T], values: Any, where: str) -> T:
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where} is {values!r}; accepted: a table")
-    check_keys(where, values, [entry.name for entry in dataclasses.fields(cls)], "field")  # type: ignore[arg-type]
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    with errors_in(where):
-        return build_settings(cls, given)
+    known = [entry.name for entry in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    findings = Findings()
+    with findings.part():
+        check_keys(where, values, known, "field")
+    given = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in values.items()
+        if name in known
+    }
+    with findings.part(), errors_in(where):
+        made = build_settings(cls, given)
+    findings.check()
+    return made
 
 
 def _check_variants(experiment: Experiment) -> None:

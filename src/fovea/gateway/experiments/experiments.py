@@ -22,6 +22,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 from fovea.core.errors import InvalidRequest
@@ -75,6 +76,11 @@ class Experiments:
         except BaseException:
             self._store.close()
             raise
+
+    @property
+    def path(self) -> Path:
+        """The state file."""
+        return self._config.path
 
     def of(self, model: str) -> Experiment | None:
         """Return the experiment of a model, which tells the header and the sticky value to read; or None."""

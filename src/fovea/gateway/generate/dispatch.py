@@ -94,7 +94,7 @@ class Won:
         if not self.ended:
             self.ended = True
             self.answer.close()
-            self.backend.end(self.load)
+            self.backend.end(self.load, begun=True)
 
 
 @dataclass(eq=False)
@@ -247,7 +247,8 @@ class Dispatcher:
         if ENDS[end_of_status(answer.status)].verdict == GOOD:
             backend.breakers[stage_of(vision=vision)].begin_stream()
         if answer.is_stream:
-            backend.note_first_byte(seconds, load.tokens)
+            backend.note_first_byte(seconds)
+        backend.begin_answer(load)
         return Won(answer, backend, model, choice.reason, seconds, load)
 
     def note(self, backend: Backend, stage: str, end: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -76,6 +77,7 @@ class Services:
 
     running: requests for answers that have not ended.
     draining: whether the gateway is shutting down.
+    began: seconds of the epoch at which the worker began.
     """
 
     settings: GatewaySettings
@@ -101,6 +103,7 @@ class Services:
     records: Records
     running: set[Request] = field(default_factory=set)
     draining: bool = False
+    began: float = field(default_factory=time.time)
 
 
 class GatewayExchange(Exchange):
@@ -407,9 +410,14 @@ class Request(GatewayExchange):
         services.records.enter(self, services.clock())
 
     async def _reserve(self, amounts: Amounts) -> None:
-        """Take amounts from the tenant's limits. Raises Overloaded."""
+        """Take amounts from the tenant's limits. Raises Overloaded, InvalidRequest and Unavailable."""
         tenant = self.tenant
-        self._reservation = await self.services.accounts.reserve(tenant.name, tenant.limits, amounts)
+        try:
+            self._reservation = await self.services.accounts.reserve(tenant.name, tenant.limits, amounts)
+        except Unavailable as error:
+            if error.__cause__ is not None:  # the tenant gets the id alone, by which this line is found
+                log.warning("request %s of %s: %s", self.request_id, tenant.name, error.__cause__)
+            raise Unavailable(f"{error.message} (request {self.request_id})", code=error.code) from error
 
     def _charge(self, demand: Demand) -> None:
         """Note the consumption of backends, by the table of ends."""

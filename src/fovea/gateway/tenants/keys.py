@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fovea.access.key_table import KeyTable
-from fovea.access.keys import Key, Keys, find_key, hash_of_key
+from fovea.access.keys import Key, Keys, find_key, fingerprint, hash_of_key
 from fovea.core.errors import NotFound
 from fovea.core.settings import check_settings, setting
 from fovea.gateway.tenants.account import MILLIONTHS, NO_BOUNDS, Bounds
@@ -141,12 +141,14 @@ class Tenant:
     name: a name for logs and messages, never a key; "": everyone, if there are no keys.
     roles: roles of the key: api, admin, metrics.
     scope: the part of the caches that belongs to the tenant; "": the part that tenants share.
+    fingerprint: the first digits of the key's hash; "": there is no key.
     """
 
     name: str
     limits: TenantLimits = NO_LIMITS
     roles: frozenset[str] = API
     scope: str = ""
+    fingerprint: str = ""
 
     def check_model(self, model: str) -> None:
         """Raise NotFound if the tenant may not name a model or an alias."""
@@ -168,6 +170,7 @@ class Tenants:
 
     open: whether there are no API keys, so that everyone may use the gateway. A keys file closes it, whatever
         it holds.
+    keys_file: the file of keys; None: there is none.
     """
 
     def __init__(
@@ -185,7 +188,7 @@ class Tenants:
         now: returns the seconds of the epoch.
         Raises ConfigError if the file cannot be used.
         """
-        self._now = now
+        self._now, self.keys_file = now, keys_file
         api, admin = tuple(api_keys), tuple(admin_keys)
         given = {"api": api, "admin": admin, "metrics": ()}
         self._closed = frozenset(role for role, keys in given.items() if keys or keys_file is not None)
@@ -220,6 +223,16 @@ class Tenants:
         self._use(self._table.keys)
         return True
 
+    async def refresh(self) -> None:
+        """Use the keys that the keys file has now. It is read in a thread."""
+        if await self._table.refresh():
+            self._use(self._table.keys)
+
+    @property
+    def keys(self) -> Keys[TenantLimits]:
+        """All keys that are valid or have expired."""
+        return self._table.keys
+
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
         """Look after the keys file, in a thread of its own, until the block ends."""
@@ -236,4 +249,4 @@ class Tenants:
 
 def _tenant(key: Key[TenantLimits]) -> Tenant:
     scope = key.tenant if key.limits.cache_scope == "tenant" else ""
-    return Tenant(key.name, key.limits, key.roles, scope)
+    return Tenant(key.name, key.limits, key.roles, scope, fingerprint(key.digest))

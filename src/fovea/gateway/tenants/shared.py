@@ -49,6 +49,8 @@ THRESHOLD = 3
 """Failures in a row after which requests no longer try the store."""
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 5.0
+QUIET_S = 10.0
+"""Seconds between two warnings about single failures."""
 log = logging.getLogger("fovea.gateway")
 NOTHING = Amounts()
 _PROBE = ":probe"
@@ -79,6 +81,7 @@ class SharedAccounts:
         self._lost: set[str] = set()
         """Tenants whose accounts and leases the store may have lost."""
         self._fallbacks = 0
+        self._quiet_until = 0.0
         self._process = secrets.token_hex(6)
         self._numbers = itertools.count(1)
         self._mending: asyncio.Task[None] | None = None
@@ -91,14 +94,14 @@ class SharedAccounts:
         check_possible(tenant, bounds, amounts)
         lease = f"{self._process}-{next(self._numbers):x}"
         if self._breaker.is_open:
-            return self._alone(tenant, bounds, amounts, lease, "")
+            return self._alone(tenant, bounds, amounts, lease)
         standby = self._standby(tenant, bounds)
         try:
             fits, counters = await self._store.reserve(lease, tenant, bounds, amounts, standby.known)
         except StoreFailed as error:
             self._give_back(tenant, bounds, amounts, lease)
             self._failed(error)
-            return self._alone(tenant, bounds, amounts, lease + "x", str(error))
+            return self._alone(tenant, bounds, amounts, lease + "x", error)
         except asyncio.CancelledError:
             self._give_back(tenant, bounds, amounts, lease)
             raise
@@ -142,13 +145,13 @@ class SharedAccounts:
         if not limits.counted:
             return Counters()
         if self._breaker.is_open:
-            raise self._unavailable("")
+            raise _unavailable()
         standby = self._standby(tenant, limits.bounds)
         try:
             counters = await self._store.adjust(tenant, limits.bounds, NO_CHANGE, standby.known)
         except StoreFailed as error:
             self._failed(error)
-            raise self._unavailable(str(error)) from error
+            raise _unavailable() from error
         self._remember(tenant, standby, counters)
         return counters
 
@@ -174,17 +177,19 @@ class SharedAccounts:
                     await self._replay()
         await self._store.aclose()
 
-    def _alone(self, tenant: str, bounds: Bounds, amounts: Amounts, lease: str, reason: str) -> Reservation:
+    def _alone(
+        self, tenant: str, bounds: Bounds, amounts: Amounts, lease: str, cause: StoreFailed | None = None
+    ) -> Reservation:
         """Take amounts of this gateway's part of the limits. Raises Unavailable or Overloaded."""
         self._fallbacks += 1
         if not self._local:
-            raise self._unavailable(reason)
+            raise _unavailable() from cause
         now = self._now()
         part = bounds.divided(self._sharers)
         try:
             check_possible(tenant, part, amounts)
         except InvalidRequest as error:
-            raise self._unavailable(f"this gateway admits its part only: {error.message}") from error
+            raise _unavailable(f"; until then this gateway admits its part only: {error.message}") from error
         standby = self._standby(tenant, bounds)
         gate = standby.open(bounds, now)
         if not gate.fits(part, amounts):
@@ -203,12 +208,6 @@ class SharedAccounts:
             adopted.discard(reservation.lease)
             self._pending.end(tenant, bounds, NO_CHANGE._replace(lease=reservation.lease))
         self._mend()
-
-    def _unavailable(self, reason: str) -> Unavailable:
-        tail = f": {reason}" if reason else ""
-        return Unavailable(
-            f"the store of the accounts fails, so limits cannot be checked{tail}; try again later"
-        )
 
     def _standby(self, tenant: str, bounds: Bounds) -> Standby:
         standby = self._standbys.get(tenant)
@@ -240,8 +239,12 @@ class SharedAccounts:
     def _failed(self, error: StoreFailed) -> None:
         self._failures += 1
         was_open = self._breaker.is_open
-        if self._breaker.fail(self._clock()) and not was_open:
+        now = self._clock()
+        if self._breaker.fail(now) and not was_open:
             log.error("the store of the accounts fails: %s", error)
+        elif not was_open and now >= self._quiet_until:  # tenants are not told which store fails, nor why
+            self._quiet_until = now + QUIET_S
+            log.warning("the store of the accounts has failed once: %s", error)
         self._mend()
 
     def _succeeded(self) -> None:
@@ -300,6 +303,14 @@ class SharedAccounts:
 
     def _now(self) -> int:
         return int(self._clock() * 1e6)
+
+
+def _unavailable(more: str = "") -> Unavailable:
+    """Return the error for a tenant. It names neither the store nor its failure: those are in the log."""
+    return Unavailable(
+        f"accounts cannot be read at present, so limits cannot be checked; try again later{more}",
+        code="accounts_unavailable",
+    )
 
 
 class Standby:

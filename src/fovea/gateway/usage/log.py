@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
 
 from fovea.core.errors import ConfigError
@@ -44,6 +44,8 @@ SUMS = (
     "completion_tokens", "cost", "credit", "visual_cost", "seconds",
 )  # fmt: skip
 """Names of the sums of a row. cost, credit, visual_cost: millionths of the currency. seconds: a float."""
+COUNTS = SUMS[:8]
+MONEY = ("cost", "credit", "cost_per_request", "cost_per_image")
 VERSION = 1
 BUSY_S = 5.0
 """Seconds that a write waits for another process to end its write."""
@@ -444,6 +446,16 @@ def read_usage(path: Path, by: Sequence[str], since_hour: int, until_hour: int) 
     return Report(currency, tuple(Row(row[:count], *row[count:]) for row in rows), Row(("",) * count, *total))
 
 
+def fields_of(row: Row, by: Sequence[str]) -> dict[str, Any]:
+    """Return the values of a row by name; money in units of the currency. by: the names of its group."""
+    return {
+        **dict(zip(by, row.group, strict=False)),
+        **{name: getattr(row, name) for name in COUNTS},
+        **{name: round(getattr(row, name) / 1e6, 6) for name in MONEY},
+        "seconds": round(row.seconds, 3),
+    }
+
+
 def _connect(path: Path) -> sqlite3.Connection:
     """Open a file to read it.
 
@@ -483,3 +495,8 @@ class UsageSettings:
 
     def __post_init__(self) -> None:
         check_settings(self)
+
+    @property
+    def path(self) -> Path | None:
+        """The usage file; None: no usage is recorded."""
+        return Path(self.usage_file).expanduser() if self.usage_file else None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fovea.core.precision import KV_COMPUTE
 from fovea.kernels.activation import ACTIVATIONS
 from fovea.kernels.attention import AttentionPlan, ChunkAttention, Heads, prefill_each
 from fovea.kernels.base import GroupedProduct, Product, Stack, StackLayer, StackShape, TableProduct
@@ -35,8 +36,6 @@ MAX_TRIAL_ERROR = 0.2
 
 Rounding to 8-bit floats makes 0.04, and to bfloat16 a tenth of that. A wrong result is off by about 1.
 """
-FLOAT8_CAPABILITY = (8, 9)
-"""Compute capability of the first GPUs on which Triton converts 8-bit floats."""
 CPU_PROCESSORS = 8
 """Number of processors that is assumed in the interpreter. It is large enough that contexts are split."""
 
@@ -84,8 +83,10 @@ class TritonKernels:
         self._processors = CPU_PROCESSORS
         if device.type == "cuda":
             self._processors = torch.cuda.get_device_properties(device).multi_processor_count
-            if torch.cuda.get_device_capability(device) < FLOAT8_CAPABILITY:
-                self.kv_formats = (INT8,)
+            capability = torch.cuda.get_device_capability(device)
+            self.kv_formats = tuple(
+                format for format in self.kv_formats if capability >= KV_COMPUTE[format.name]
+            )
 
     @property
     def plain(self) -> bool:

@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
 import yaml
 
 from fovea.core.errors import ConfigError
+from fovea.deploy import tracing
 from fovea.deploy.formats import fill_template, toml_text
-from fovea.deploy.front import CERTIFICATE, PATIENCE_S, front_of
+from fovea.deploy.front import CERTIFICATE, PATIENCE_S, front_of, redirects
 from fovea.deploy.machine import (
     Server,
     backend_tables,
@@ -29,7 +30,6 @@ from fovea.deploy.machine import (
     engines,
     gateways,
     redis_values,
-    trace_values,
 )  # fmt: skip
 from fovea.deploy.monitoring.files import grafana_files, monitoring_checks, prometheus_files
 from fovea.deploy.spec import DeploySpec, Pool
@@ -37,16 +37,10 @@ from fovea.deploy.target import Check, Files
 from fovea.deploy.targets import nginx
 from fovea.deploy.targets.docker import HOME, USER_ID
 from fovea.deploy.targets.local import redis_configuration
+from fovea.deploy.tracing import has_jaeger, trace_values, tracing_checks
 
 PATH = "docker-compose.yaml"
 COMMENT = "Rendered by `fovea deploy render --target compose`. docs/deployment.md explains it."
-IMAGES = {
-    "nginx": "nginxinc/nginx-unprivileged:1.27.4-alpine",
-    "redis": "redis:7.4.2-alpine",
-    "prometheus": "prom/prometheus:v3.2.1",
-    "alertmanager": "prom/alertmanager:v0.28.1",
-    "grafana": "grafana/grafana:11.6.0",
-}
 FRONT_NETWORK = ipaddress.IPv4Network("10.213.0.0/20")
 ENGINE_NETWORK = ipaddress.IPv4Network("10.213.16.0/20")
 PROXY_ADDRESS = str(FRONT_NETWORK[4])
@@ -54,8 +48,11 @@ FIRST_FIXED = 16
 MOST_FIXED = FRONT_NETWORK.num_addresses - FIRST_FIXED - 1
 KEYS = "/etc/fovea/keys"
 METRICS_KEY = "/etc/fovea/metrics/metrics-key"
-NGINX_PORT = 8080
-"""Port of NGINX in its container, which may not open ports below 1024."""
+PLAIN_PORT, TLS_PORT = 8080, 8443
+"""Ports of NGINX in its container, which may not open ports below 1024."""
+COLLECTOR = "collector"
+PROGRAMS = (("docker", "compose"), ("docker-compose",), ("podman", "compose"), ("podman-compose",))
+"""The programs that read Compose files, in the order in which they are looked for."""
 BODIES = "/var/cache/nginx/fovea"
 """Beginning of the paths of NGINX's temporary files, in a volume: bodies can be large."""
 LOAD_S = 900
@@ -97,8 +94,14 @@ def render(spec: DeploySpec) -> Files:
     )
     files = {
         PATH: _compose(spec),
-        "nginx/nginx.conf": nginx.configuration(front_of(spec, behind, port=NGINX_PORT), temporary=BODIES),
+        # Docker takes connections over IPv6, and passes them on over IPv4.
+        "nginx/nginx.conf": nginx.configuration(
+            replace(front_of(spec, behind, port=_nginx_port(spec), redirect=PLAIN_PORT), ipv6=False),
+            temporary=BODIES,
+            http2_line=True,
+        ),
         **prometheus_files(spec, *addresses, "alertmanager:9093", key_file=METRICS_KEY),
+        **{f"{part}/config.yaml": text for part, text in tracing.configs(spec).items()},
         **grafana_files(spec),
     }
     for pool in spec.pools:
@@ -116,13 +119,14 @@ def render(spec: DeploySpec) -> Files:
 def checks(spec: DeploySpec) -> tuple[Check, ...]:
     """Return the commands that check the rendered files."""
     arguments = ("--file", f"{{dir}}/{PATH}", "config", "--quiet")
-    return (Check("docker-compose", arguments, f"Compose reads {PATH}"), *monitoring_checks(spec))
+    compose = Check("docker compose", arguments, f"Compose reads {PATH}", programs=PROGRAMS)
+    return (compose, *monitoring_checks(spec), *tracing_checks(spec, "{part}/config.yaml"))
 
 
 def _compose(spec: DeploySpec) -> str:
     text = fill_template(
         "compose/services.yaml.j2",
-        **IMAGES,
+        **{name: spec.images.of(name) for name in asdict(spec.images)},
         spec=spec,
         engines=list(_engines(spec)),
         gateways=[
@@ -135,11 +139,15 @@ def _compose(spec: DeploySpec) -> str:
         home=HOME,
         keys=KEYS,
         load_s=LOAD_S,
+        jaeger_runs=has_jaeger(spec),
         metrics_folder=str(PurePosixPath(METRICS_KEY).parent),
-        nginx_port=NGINX_PORT,
+        nginx_port=_nginx_port(spec),
+        redirects=redirects(spec),
+        plain_port=PLAIN_PORT,
         patience_s=PATIENCE_S,
         probe=PROBE,
         proxy_address=PROXY_ADDRESS,
+        tracing=tracing,
         user=f"{USER_ID}:{USER_ID}",
         wget=["wget", "-q"],
     )
@@ -147,12 +155,16 @@ def _compose(spec: DeploySpec) -> str:
     values: dict[str, Any] = {
         "name": spec.name,
         "services": services,
-        "networks": _networks(monitoring=spec.monitoring is not None, redis=spec.redis is not None),
+        "networks": _networks(spec),
         "volumes": {name: {} for name in _sources(services, "volume")},
         **_secrets(services),
     }
     head = "".join(f"# {line}".rstrip() + "\n" for line in _head(spec).splitlines())
     return head + yaml.dump(values, Dumper=_Dumper, sort_keys=False, width=110)
+
+
+def _nginx_port(spec: DeploySpec) -> int:
+    return TLS_PORT if spec.tls else PLAIN_PORT
 
 
 def _engines(spec: DeploySpec) -> Iterator[_Service]:
@@ -184,36 +196,39 @@ def _fixed_address(number: int) -> str:
     return str(FRONT_NETWORK[FIRST_FIXED + number])
 
 
-def _networks(*, monitoring: bool, redis: bool) -> dict[str, Any]:
+def _networks(spec: DeploySpec) -> dict[str, Any]:
     """Return all networks. Internal ones have no way out of the machine."""
     found: dict[str, Any] = {
         "public": {},
         "front": {"internal": True, "ipam": {"config": [{"subnet": str(FRONT_NETWORK)}]}},
         "engines": {"ipam": {"config": [{"subnet": str(ENGINE_NETWORK)}]}},
     }
-    if redis:
+    if spec.redis is not None:
         found["data"] = {"internal": True}
-    if monitoring:
+    if spec.monitoring is not None:
         found["monitoring"] = {}
+    if spec.tracing is not None:
+        found["traces"] = {}
     return found
 
 
 def _engine_settings(spec: DeploySpec, pool: Pool) -> dict[str, Any]:
     """Return the settings of a pool's engines in containers. The pool's own settings win."""
-    values: dict[str, Any] = {"trusted_proxies": [str(ENGINE_NETWORK) if spec.gateway else PROXY_ADDRESS]}
+    inner = str(ENGINE_NETWORK) if spec.gateway else PROXY_ADDRESS
+    values: dict[str, Any] = {"trusted_proxies": [inner, *spec.trusted_proxies]}
     if spec.gateway is None:
         values["keys_file"] = f"{KEYS}/keys.toml"
-    values |= trace_values(spec)
+    values |= trace_values(spec, COLLECTOR)
     return {**values, **spec.engine_settings(pool), "host": "0.0.0.0", "port": spec.engine_port}
 
 
 def _gateway_settings(spec: DeploySpec) -> dict[str, Any]:
     """Return the settings of the gateways in containers. The spec's own settings win."""
     return {
-        "trusted_proxies": [PROXY_ADDRESS],
+        "trusted_proxies": [PROXY_ADDRESS, *spec.trusted_proxies],
         "keys_file": f"{KEYS}/keys.toml",
         **redis_values(spec, "redis:6379"),
-        **trace_values(spec),
+        **trace_values(spec, COLLECTOR),
         **spec.gateway_settings(),
         "host": "0.0.0.0",
         "port": spec.gateway_port,

@@ -31,16 +31,17 @@ def render(spec: DeploySpec) -> Files:
 
 def checks(spec: DeploySpec) -> tuple[Check, ...]:
     """Return the commands that check the rendered files."""
-    return (check(PATH),)
+    return (check(PATH, tls=spec.tls),)
 
 
-def check(path: str) -> Check:
+def check(path: str, *, tls: bool) -> Check:
     """Return the check of a configuration of Envoy.
 
     path: its path under the output folder.
+    tls: whether it names a certificate.
     """
     arguments = ("--mode", "validate", "--log-level", "error", "--config-path", f"{{dir}}/{path}")
-    return Check("envoy", arguments, f"Envoy reads {path}")
+    return Check("envoy", arguments, f"Envoy reads {path}", certificate=path if tls else "")
 
 
 def configuration(front: Front, *, admin_port: int) -> str:
@@ -48,7 +49,7 @@ def configuration(front: Front, *, admin_port: int) -> str:
 
     admin_port: port of Envoy's administration, on the loopback interface.
     """
-    exact, prefixes = map(re.escape, rules.EXACT), (f"{re.escape(prefix)}.*" for prefix in rules.PREFIXES)
+    exact, folders = map(re.escape, rules.EXACT), (f"{re.escape(path)}(/.*)?" for path in rules.FOLDERS)
     text = fill_template(
         "envoy/envoy.yaml.j2",
         front=front,
@@ -68,7 +69,7 @@ def configuration(front: Front, *, admin_port: int) -> str:
         most_connections=MOST_CONNECTIONS,
         most_requests=MOST_REQUESTS,
         private_key=rules.PRIVATE_KEY,
-        public="|".join([*exact, *prefixes]),
+        public="|".join([*exact, *folders]),
     )
     head = "# Envoy in front of Fovea, rendered by `fovea deploy render`. docs/deployment.md explains it.\n"
     return head + yaml.safe_dump(yaml.safe_load(text), sort_keys=False, width=110)

@@ -26,7 +26,8 @@ def render(spec: DeploySpec) -> Files:
 
 def checks(spec: DeploySpec) -> tuple[Check, ...]:
     """Return the commands that check the rendered files."""
-    return (Check("haproxy", ("-c", "-f", f"{{dir}}/{PATH}"), f"HAProxy reads {PATH}"),)
+    arguments = ("-c", "-f", f"{{dir}}/{PATH}")
+    return (Check("haproxy", arguments, f"HAProxy reads {PATH}", certificate=PATH if spec.tls else ""),)
 
 
 def configuration(front: Front, *, socket: str = SOCKET) -> str:

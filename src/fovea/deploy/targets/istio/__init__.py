@@ -13,10 +13,17 @@ from __future__ import annotations
 import yaml
 
 from fovea.deploy.formats import fill_template, yaml_text
+from fovea.deploy.front import EXACT, FOLDERS
 from fovea.deploy.spec import DeploySpec
 from fovea.deploy.target import Check, Files
 from fovea.deploy.targets.kubernetes.layout import COMPONENT, OVERLAY, lint
-from fovea.deploy.targets.kubernetes.objects import POOL_LABEL, Manifest, manifest
+from fovea.deploy.targets.kubernetes.objects import (
+    POOL_LABEL,
+    Manifest,
+    manifest,
+    needs_gateway_tls,
+    service_port,
+)
 
 ROOT = "istio"
 API = "networking.istio.io/v1"
@@ -24,14 +31,18 @@ HEADER = "x-experiment"
 
 
 def render(spec: DeploySpec) -> Files:
-    """Return all files."""
+    """Return all files. Raises ConfigError if the pods behind the Gateway end TLS."""
+    needs_gateway_tls(spec)
     divided = spec.gateway is None and len(spec.pools) > 1
     text = fill_template(
         "istio/objects.yaml.j2",
         spec=spec,
+        exact=EXACT,
+        folders=FOLDERS,
         header=HEADER,
         host=f"{spec.name}.{spec.effective_namespace}.svc.cluster.local",
         pool_label=POOL_LABEL,
+        port=service_port(spec),
         weights=_weights(spec) if divided else {},
     )
     bodies = yaml.safe_load(text)

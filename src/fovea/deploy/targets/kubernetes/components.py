@@ -12,17 +12,21 @@ from typing import Any
 import yaml
 
 from fovea.core.errors import ConfigError
+from fovea.deploy.formats import yaml_text
 from fovea.deploy.monitoring import files
+from fovea.deploy.monitoring.targets import targets_of
 from fovea.deploy.spec import DeploySpec, Monitoring, Pool
 from fovea.deploy.targets.kubernetes.objects import (
     POOL_LABEL,
     PORT,
     Manifest,
+    ends_tls,
     manifest,
     part_name,
     pool_name,
     selector,
 )
+from fovea.deploy.tracing import UI_PORT, jaeger_source
 
 LONGEST_WINDOW_S = 3600
 """Longest stabilization window that Kubernetes accepts."""
@@ -136,26 +140,23 @@ def adapter_values(spec: DeploySpec) -> Manifest:
     return {"prometheus": {"url": server, "port": int(port)}, "rules": {"default": False, "custom": rules}}
 
 
-DASHBOARD_LABEL = "grafana_dashboard"
-"""Label of the ConfigMaps that the sidecar of Grafana's chart loads."""
+DASHBOARD_LABEL, SOURCE_LABEL = "grafana_dashboard", "grafana_datasource"
+"""Labels of the ConfigMaps that the sidecar of Grafana's chart loads: dashboards, and data sources."""
 JOBS = {"engine": "fovea", "gateway": "fovea-gateway"}
 """Names of the jobs by component. Rules and dashboards find the servers by them."""
 
 
 def rules(spec: DeploySpec) -> Manifest:
     """The recording rules and the alerts as one object."""
-    runbooks = spec.monitoring.runbooks if spec.monitoring is not None else ""
-    groups = [
-        group
-        for text in (files.recording_rules(), files.alert_rules(runbooks or files.RUNBOOKS))
-        for group in yaml.safe_load(text)["groups"]
-    ]
-    return manifest(
+    groups = [group for text in files.rules_of(spec) for group in yaml.safe_load(text)["groups"]]
+    found = manifest(
         spec,
         "monitoring.coreos.com/v1 PrometheusRule",
         part_name(spec, "rules"),
         {"spec": {"groups": groups}},
     )
+    found["metadata"]["annotations"] = {"fovea/alert-targets": " ".join(targets_of(spec)[1])}
+    return found
 
 
 def dashboards(spec: DeploySpec) -> list[Manifest]:
@@ -168,6 +169,15 @@ def dashboards(spec: DeploySpec) -> list[Manifest]:
         config_map["metadata"]["labels"][DASHBOARD_LABEL] = "1"
         found.append(config_map)
     return found
+
+
+def sources(spec: DeploySpec) -> list[Manifest]:
+    """A ConfigMap with Grafana's data source of Jaeger."""
+    host = f"{part_name(spec, 'jaeger')}.{spec.effective_namespace}.svc"
+    text = yaml_text({"apiVersion": 1, "datasources": [jaeger_source(f"http://{host}:{UI_PORT}")]})
+    found = manifest(spec, "v1 ConfigMap", part_name(spec, "jaeger-source"), {"data": {"jaeger.yaml": text}})
+    found["metadata"]["labels"][SOURCE_LABEL] = "1"
+    return [found]
 
 
 def pod_monitors(spec: DeploySpec, monitoring: Monitoring) -> list[Manifest]:
@@ -184,8 +194,11 @@ def _pod_monitor(spec: DeploySpec, monitoring: Monitoring, component: str) -> Ma
         "relabelings": [{"action": "replace", "targetLabel": "job", "replacement": JOBS[component]}],
     }
     if component == "gateway":
-        secret = {"name": part_name(spec, "keys"), "key": "admin-key"}
+        secret = {"name": part_name(spec, "metrics"), "key": "key"}
         endpoint["authorization"] = {"type": "Bearer", "credentials": secret}
+    if ends_tls(spec, component):
+        # Prometheus asks pods by their addresses, which no certificate has.
+        endpoint |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}
     body = {
         "selector": {"matchLabels": selector(spec, component)},
         "podTargetLabels": [POOL_LABEL],

@@ -12,30 +12,48 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from urllib.parse import urlsplit
 
 import yaml
 
+from fovea.core.errors import ConfigError
+from fovea.deploy import tracing as ports
 from fovea.deploy.formats import fill_template, toml_text, yaml_text
 from fovea.deploy.machine import sharing_values
 from fovea.deploy.spec import DeploySpec, Pool
 from fovea.deploy.target import Check, Files
-from fovea.deploy.targets.kubernetes import components, workloads
+from fovea.deploy.targets.kubernetes import components, tracing, workloads
 from fovea.deploy.targets.kubernetes.objects import (
     PORT,
+    TRUSTED,
     Manifest,
     check_names,
+    ends_tls,
     manifest,
     part_name,
     pool_name,
     selector,
 )
-from fovea.deploy.targets.kubernetes.pods import ENGINE_KEY
+from fovea.deploy.targets.kubernetes.pods import ENGINE_KEY, KEYS, TLS
+from fovea.deploy.tracing import configs as trace_configs
+from fovea.deploy.tracing import has_jaeger, trace_values, tracing_checks
 
 
 def engine_config(spec: DeploySpec, pool: Pool) -> str:
     """The configuration file of a pool's engines. NetworkPolicies say who may scrape; no key is needed."""
-    return toml_text({"open_metrics": True, **spec.engine_settings(pool)})
+    return toml_text({"open_metrics": True, **_shared(spec, "engine"), **spec.engine_settings(pool)})
+
+
+def _shared(spec: DeploySpec, component: str) -> dict[str, object]:
+    """Settings of engines and gateways: trusted proxies, the certificate, the collector of traces."""
+    values: dict[str, object] = {
+        "trusted_proxies": list(spec.trusted_proxies or TRUSTED),
+        **trace_values(spec, part_name(spec, "collector")),
+    }
+    if ends_tls(spec, component):
+        values |= {"tls_cert": f"{TLS}/tls.crt", "tls_key": f"{TLS}/tls.key"}
+    return values
 
 
 def gateway_config(spec: DeploySpec, suffix: str = "") -> str:
@@ -48,13 +66,18 @@ def gateway_config(spec: DeploySpec, suffix: str = "") -> str:
         {"from": f"kubernetes:{service}:{spec.engine_port}", "api_key_file": f"{ENGINE_KEY}/key"}
         for service in services
     ]
-    values = {**sharing_values(spec), **spec.gateway_settings()}
+    values = {
+        "keys_file": f"{KEYS}/keys.toml",
+        **_shared(spec, "gateway"),
+        **sharing_values(spec),
+        **spec.gateway_settings(),
+    }
     return toml_text(values, [("discover", source) for source in sources])
 
 
 COMPONENT = {"apiVersion": "kustomize.config.k8s.io/v1alpha1", "kind": "Component"}
 OVERLAY = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
-NO_CORE = ("kustomization.yaml", "references.yaml")
+NO_CORE = ("kustomization.yaml", "references.yaml", "certificate.yaml")
 NameReferences = tuple[tuple[str, str], ...]
 
 
@@ -71,6 +94,7 @@ class Layout:
     references: fields with names of ConfigMaps that kustomize does not know: (kind, path).
     groups: whether an engine on several devices is a group of pods, which talk to each other.
     engine_files: whether engines read their settings from files. On Ray they come with the application.
+    engine_tls: whether engines can end TLS themselves. KServe and Ray Serve ask them over plain HTTP.
     """
 
     root: str
@@ -82,10 +106,17 @@ class Layout:
     references: NameReferences = ()
     groups: bool = False
     engine_files: bool = True
+    engine_tls: bool = True
 
     def files(self, spec: DeploySpec) -> Files:
         """Return all files. Raises ConfigError for names that clash, and for windows that are too long."""
         check_names(spec)
+        if ends_tls(spec, "engine") and not self.engine_tls:
+            raise ConfigError(
+                f"with tls, engines of the target {self.root} cannot have the certificate; accepted: "
+                '[gateway], or [kubernetes] tls_ends = "gateway"',
+                param="tls_ends",
+            )
         files = {f"{self.root}/base/{path}": text for path, text in self._base(spec).items()}
         parts = self._components(spec)
         for name, objects in parts.items():
@@ -111,6 +142,7 @@ class Layout:
             Check("kubernetes-validate", ("--strict", *files), f"schemas of {self.root}"),
             *(Check("kubectl", ("kustomize", f"{{dir}}/{build}"), f"build of {build}") for build in builds),
             *(lint(build) for build in builds),
+            *tracing_checks(spec, f"{self.root}/base/config/{part_name(spec, '{part}')}.yaml"),
         )
 
     def _is_core(self, path: str) -> bool:
@@ -119,7 +151,7 @@ class Layout:
             return False
         if name.startswith("pool-"):
             return not self.custom
-        return folder.endswith(("/base", "/hpa")) or name == "dashboards.yaml"
+        return folder.endswith(("/base", "/hpa")) or name in ("dashboards.yaml", "sources.yaml")
 
     def _base(self, spec: DeploySpec) -> Files:
         groups = self.groups and (not self.engine_files or any(pool.devices > 1 for pool in spec.pools))
@@ -131,6 +163,8 @@ class Layout:
                 configs[pool_name(spec, pool)] = ("engine.toml", engine_config(spec, pool))
         if spec.gateway is not None:
             configs[part_name(spec, "gateway")] = ("gateway.toml", gateway_config(spec, self.service_suffix))
+        for part, text in trace_configs(spec, part_name(spec, "jaeger")).items():
+            configs[part_name(spec, part)] = ("config.yaml", text)
         kustomization: Manifest = {
             **OVERLAY,
             "resources": list(objects),
@@ -138,7 +172,7 @@ class Layout:
                 {
                     "name": f"{name}-config",
                     "namespace": spec.effective_namespace,
-                    "files": [f"{file}=config/{name}.toml"],
+                    "files": [f"{file}=config/{name}{PurePosixPath(file).suffix}"],
                 }
                 for name, (file, _) in configs.items()
             ],
@@ -150,7 +184,7 @@ class Layout:
         return {
             "kustomization.yaml": yaml_text(kustomization),
             **files,
-            **{f"config/{name}.toml": text for name, (_, text) in configs.items()},
+            **{f"config/{name}{PurePosixPath(file).suffix}": text for name, (file, text) in configs.items()},
         }
 
     def _components(self, spec: DeploySpec) -> dict[str, Files]:
@@ -168,6 +202,8 @@ class Layout:
                 found["monitoring"]["rules.yaml"] = [components.rules(spec)]
             if self.rules and spec.monitoring.grafana:
                 found["monitoring"]["dashboards.yaml"] = components.dashboards(spec)
+                if has_jaeger(spec):
+                    found["monitoring"]["sources.yaml"] = components.sources(spec)
         return {
             name: {
                 "kustomization.yaml": yaml_text({**COMPONENT, "resources": list(objects)}),
@@ -196,6 +232,10 @@ def _objects(spec: DeploySpec, *, groups: bool) -> dict[str, list[Manifest]]:
         found["gateway.yaml"] = workloads.gateways(spec, spec.gateway)
     if spec.redis is not None:
         found["redis.yaml"] = workloads.redis(spec, spec.redis)
+    if spec.tracing is not None:
+        found["tracing.yaml"] = tracing.objects(spec, spec.tracing)
+    if certificate := workloads.certificate(spec):
+        found["certificate.yaml"] = certificate
     return found
 
 
@@ -211,6 +251,8 @@ def _policies(spec: DeploySpec, *, groups: bool) -> list[Manifest]:
         redis_port=workloads.REDIS_PORT,
         groups=groups,
         collector_port=port if collector.hostname else None,
+        downloads=any(pool.weights_gib for pool in spec.pools),
+        ports=ports,
     )
     return [
         manifest(spec, "networking.k8s.io/v1 NetworkPolicy", part_name(spec, name), {"spec": body})

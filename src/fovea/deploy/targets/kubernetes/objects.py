@@ -11,11 +11,13 @@ from fovea.core.errors import ConfigError
 from fovea.deploy.spec import DeploySpec, Pool
 
 Manifest = dict[str, Any]
-RESERVED = ("gateway", "redis")
+RESERVED = ("gateway", "redis", "collector", "jaeger")
 """Names of pools that would give two objects one name."""
 POOL_LABEL, MODEL_LABEL = "fovea-pool", "fovea-model"
 SECRETS = "fovea/secrets"
 """Annotation of the Namespace: the Secrets that have to exist; they are never rendered."""
+TRUSTED = ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")
+"""Networks of pods and nodes. Without `trusted_proxies`, proxies with such an address are trusted."""
 PORT, SERVICE_PORT = "http1", "http"
 """Names of the port of engines and gateways, and of Services. Knative knows HTTP/1.1 by the name http1."""
 
@@ -39,6 +41,31 @@ def pool_name(spec: DeploySpec, pool: Pool) -> str:
 def part_name(spec: DeploySpec, part: str) -> str:
     """Name of the objects of a part: gateway, redis, engine."""
     return f"{spec.name}-{part}"
+
+
+def front_component(spec: DeploySpec) -> str:
+    """The component that clients reach."""
+    return "gateway" if spec.gateway is not None else "engine"
+
+
+def ends_tls(spec: DeploySpec, component: str) -> bool:
+    """Tell whether the pods of a component have the certificate."""
+    return spec.tls and spec.kubernetes.tls_ends == "pods" and component == front_component(spec)
+
+
+def service_port(spec: DeploySpec) -> int:
+    """The port of the Service for clients or a Gateway. Behind a Gateway that ends TLS it is plain HTTP."""
+    return 80 if spec.tls and spec.kubernetes.tls_ends == "gateway" else spec.public_port
+
+
+def needs_gateway_tls(spec: DeploySpec) -> None:
+    """Raise ConfigError if a Gateway should end TLS, and the pods behind it do."""
+    if spec.tls and spec.kubernetes.tls_ends == "pods":
+        raise ConfigError(
+            'with tls = true and [kubernetes] tls_ends = "pods", the pods have the certificate; accepted for '
+            'a Gateway in front of them: tls_ends = "gateway"',
+            param="tls_ends",
+        )
 
 
 def slug(text: str) -> str:

@@ -7,12 +7,13 @@ for each cloud is needed.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from typing import Any
 
 from fovea.deploy.gpus import mig_resource
 from fovea.deploy.spec import DeploySpec, Pool, Stop
-from fovea.deploy.targets.kubernetes.objects import PORT, part_name, pool_name
+from fovea.deploy.targets.kubernetes.objects import PORT, ends_tls, part_name, pool_name
 
 SPOT = (
     ("cloud.google.com/gke-spot", "true"),
@@ -88,6 +89,8 @@ def spread(selector: dict[str, str]) -> list[dict[str, Any]]:
 
 USER = 1000
 CONFIG, CACHE, ENGINE_KEY = "/etc/fovea", "/var/cache/fovea", "/var/run/fovea/engine-key"
+KEYS, TLS, WEIGHTS = "/var/run/fovea/keys", "/var/run/fovea/tls", "/var/lib/fovea/weights"
+SECRET_MODE = 0o440
 LOAD_S = 300
 """Seconds for an engine to load its weights from its own disk."""
 DOWNLOAD_S_PER_GIB = 20
@@ -114,29 +117,32 @@ SMALL_RESOURCES = {"cpu": "100m", "memory": "128Mi"}
 
 def startup_s(pool: Pool) -> int:
     """Seconds that an engine may take to start: to download as much as its disk holds, and to load it."""
-    return LOAD_S + DOWNLOAD_S_PER_GIB * pool.disk_gib
+    shared = pool.weights_gib or pool.weights_image
+    return LOAD_S + (0 if shared else DOWNLOAD_S_PER_GIB * pool.disk_gib)
 
 
-def probe(path: str, period_s: int, failures: int, port: int) -> dict[str, Any]:
-    """A probe of a path at a container's port."""
+def probe(path: str, period_s: int, failures: int, port: int, *, tls: bool = False) -> dict[str, Any]:
+    """A probe of a path at a container's port. With TLS, the kubelet checks no name of the certificate."""
     return {
-        "httpGet": {"path": path, "port": port},
+        "httpGet": {"path": path, "port": port, **({"scheme": "HTTPS"} if tls else {})},
         "periodSeconds": period_s,
         "timeoutSeconds": 5,
         "failureThreshold": failures,
     }
 
 
-def probes(startup: str, seconds: int, port: int) -> dict[str, Any]:
+def probes(startup: str, seconds: int, port: int, *, tls: bool = False) -> dict[str, Any]:
     """The three probes. Liveness is about the process alone, so that an overload restarts nothing.
 
     startup: path that answers when the process has started.
     seconds: time that it has for that.
     """
     return {
-        "startupProbe": probe(startup, STARTUP_PERIOD_S, math.ceil(seconds / STARTUP_PERIOD_S), port),
-        "livenessProbe": probe("/health", 10, 6, port),
-        "readinessProbe": probe("/ready", 5, 2, port),
+        "startupProbe": probe(
+            startup, STARTUP_PERIOD_S, math.ceil(seconds / STARTUP_PERIOD_S), port, tls=tls
+        ),
+        "livenessProbe": probe("/health", 10, 6, port, tls=tls),
+        "readinessProbe": probe("/ready", 5, 2, port, tls=tls),
     }
 
 
@@ -158,11 +164,19 @@ def secret_env(variable: str, secret: str, key: str, *, optional: bool = False) 
     return {"name": variable, "valueFrom": {"secretKeyRef": reference}}
 
 
-def traces_env(spec: DeploySpec) -> list[dict[str, Any]]:
-    """The address of the collector of traces, if there is one."""
-    if not spec.otlp_endpoint:
-        return []
-    return [{"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": spec.otlp_endpoint}]
+def secret_volume(name: str, secret: str) -> dict[str, Any]:
+    """The volume of a Secret. It is mounted as a folder, so that changes reach the pod."""
+    return {"name": name, "secret": {"secretName": secret, "defaultMode": SECRET_MODE}}
+
+
+def tls_volumes(spec: DeploySpec, component: str) -> list[dict[str, Any]]:
+    """The volume of the certificate, if the pods of a component end TLS."""
+    return [secret_volume("tls", part_name(spec, "tls"))] if ends_tls(spec, component) else []
+
+
+def tls_mounts(spec: DeploySpec, component: str) -> list[dict[str, Any]]:
+    """The mount of the certificate, if the pods of a component end TLS."""
+    return [{"name": "tls", "mountPath": TLS, "readOnly": True}] if ends_tls(spec, component) else []
 
 
 def config_volume(config_map: str) -> dict[str, Any]:
@@ -202,6 +216,56 @@ def scratch_init(image: str) -> dict[str, Any]:
     }
 
 
+def weights_key(pool: Pool) -> str:
+    """Name of a model's folder in a volume of weights: another model or revision has another one."""
+    revision = pool.settings.get("revision", "")
+    return hashlib.sha256(f"{pool.model}@{revision}".encode()).hexdigest()[:10]
+
+
+def hub_env(pool: Pool) -> list[dict[str, Any]]:
+    """Where the hub's files are: in the volume of weights, which a Job has filled, or in the pod's own."""
+    if not pool.weights_gib:
+        return [{"name": "HF_HOME", "value": f"{CACHE}/hub"}]
+    return [
+        {"name": "HF_HOME", "value": f"{WEIGHTS}/{weights_key(pool)}"},
+        {"name": "HF_HUB_OFFLINE", "value": "1"},
+    ]
+
+
+def weights_volumes(spec: DeploySpec, pool: Pool) -> list[dict[str, Any]]:
+    """The volume of a pool's weights: a claim that a Job fills, or an image. None: pods download them."""
+    if pool.weights_image:
+        return [{"name": "weights", "image": {"reference": pool.weights_image, "pullPolicy": "IfNotPresent"}}]
+    if not pool.weights_gib:
+        return []
+    claim = {"claimName": f"{pool_name(spec, pool)}-weights", "readOnly": True}
+    return [{"name": "weights", "persistentVolumeClaim": claim}]
+
+
+def weights_mounts(pool: Pool) -> list[dict[str, Any]]:
+    """The mount of the volume of weights."""
+    if not pool.weights_image and not pool.weights_gib:
+        return []
+    return [{"name": "weights", "mountPath": pool.model if pool.weights_image else WEIGHTS, "readOnly": True}]
+
+
+def weights_init(spec: DeploySpec, pool: Pool) -> list[dict[str, Any]]:
+    """A container that waits until the Job has filled the volume of weights."""
+    if not pool.weights_gib:
+        return []
+    done = f"{WEIGHTS}/{weights_key(pool)}/complete"
+    return [
+        {
+            "name": "weights",
+            "image": spec.image_of(pool),
+            "command": ["sh", "-c", f"until [ -e {done} ]; do sleep 2; done"],
+            "volumeMounts": weights_mounts(pool),
+            **resources(SMALL_RESOURCES),
+            "securityContext": CONTAINER_SECURITY,
+        }
+    ]
+
+
 def engine_resources(pool: Pool) -> dict[str, Any]:
     """The resources of an engine."""
     values: dict[str, Any] = {"cpu": str(pool.cpus), "memory": f"{pool.memory_gib}Gi"}
@@ -212,23 +276,27 @@ def engine_resources(pool: Pool) -> dict[str, Any]:
 
 def engine_container(spec: DeploySpec, pool: Pool, name: str = "engine") -> dict[str, Any]:
     """The container of an engine."""
-    secret = part_name(spec, "engine-key")
+    secret, tls = part_name(spec, "engine-key"), ends_tls(spec, "engine")
     return {
         "name": name,
         "image": spec.image_of(pool),
         "command": ["fovea", "serve", "--config", f"{CONFIG}/engine.toml"],
         "env": [
             {"name": "HOME", "value": CACHE},
-            {"name": "HF_HOME", "value": f"{CACHE}/hub"},
+            *hub_env(pool),
             secret_env("FOVEA_API_KEY", secret, "key"),
             secret_env("HF_TOKEN", part_name(spec, "hub"), "token", optional=True),
-            *traces_env(spec),
         ],
         "ports": [{"name": PORT, "containerPort": spec.engine_port}],
-        **probes("/ready", startup_s(pool), spec.engine_port),
+        **probes("/ready", startup_s(pool), spec.engine_port, tls=tls),
         **lifecycle(spec.stop_of(pool)),
         **resources(engine_resources(pool)),
-        "volumeMounts": [{"name": "config", "mountPath": CONFIG, "readOnly": True}, *scratch_mounts()],
+        "volumeMounts": [
+            {"name": "config", "mountPath": CONFIG, "readOnly": True},
+            *scratch_mounts(),
+            *weights_mounts(pool),
+            *tls_mounts(spec, "engine"),
+        ],
         "securityContext": CONTAINER_SECURITY,
     }
 
@@ -247,7 +315,12 @@ def engine_pod(spec: DeploySpec, pool: Pool, selector: dict[str, str]) -> dict[s
         "affinity": affinity(pool),
         **({"tolerations": taints} if taints else {}),
         "topologySpreadConstraints": spread(selector),
-        "initContainers": [scratch_init(spec.image_of(pool))],
+        "initContainers": [scratch_init(spec.image_of(pool)), *weights_init(spec, pool)],
         "containers": [engine_container(spec, pool)],
-        "volumes": [config_volume(f"{pool_name(spec, pool)}-config"), scratch_volume(pool.disk_gib)],
+        "volumes": [
+            config_volume(f"{pool_name(spec, pool)}-config"),
+            scratch_volume(pool.disk_gib),
+            *weights_volumes(spec, pool),
+            *tls_volumes(spec, "engine"),
+        ],
     }

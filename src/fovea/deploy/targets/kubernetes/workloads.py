@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fovea.deploy import tracing
 from fovea.deploy.spec import DeploySpec, Gateway, Pool, Redis
 from fovea.deploy.targets.kubernetes import pods
 from fovea.deploy.targets.kubernetes.objects import (
@@ -14,15 +15,26 @@ from fovea.deploy.targets.kubernetes.objects import (
     SERVICE_PORT,
     Manifest,
     cluster_manifest,
+    ends_tls,
+    front_component,
     labels,
     manifest,
     part_name,
     pool_name,
     selector,
+    service_port,
 )
 
-REDIS_IMAGE = "redis:7.4.2-alpine"
-REDIS_PORT = 6379
+REDIS_PORT, REDIS_DATA = 6379, "/data"
+DOWNLOADER = "weights"
+"""Component of the pods that download weights."""
+DOWNLOAD = """import pathlib, sys
+from fovea.engine.load import resolve
+model, revision, folder = sys.argv[1:]
+resolve(model, revision)
+pathlib.Path(folder, "complete").touch()
+"""
+"""Fills a volume of weights. A second run finds what is there, and only downloads what is missing."""
 
 
 def secrets(spec: DeploySpec) -> list[str]:
@@ -30,8 +42,12 @@ def secrets(spec: DeploySpec) -> list[str]:
     parts = ["engine-key"]
     if spec.gateway is not None:
         parts.append("keys")
+    if spec.gateway is not None and spec.monitoring is not None:
+        parts.append("metrics")
     if spec.redis is not None:
         parts.append("redis")
+    if ends_tls(spec, front_component(spec)) and not spec.kubernetes.issuer:
+        parts.append("tls")
     return [part_name(spec, part) for part in parts]
 
 
@@ -51,6 +67,9 @@ def accounts(spec: DeploySpec) -> list[Manifest]:
         components.append("gateway")
     if spec.redis is not None:
         components.append("redis")
+    if any(pool.weights_gib for pool in spec.pools):
+        components.append(DOWNLOADER)
+    components += tracing.parts(spec)
     return [
         manifest(
             spec,
@@ -80,28 +99,31 @@ def priorities(spec: DeploySpec) -> list[Manifest]:
 
 
 def redis(spec: DeploySpec, settings: Redis) -> list[Manifest]:
-    """Redis for answers and accounts, in memory. After a restart gateways restore the accounts.
+    """Redis for answers and accounts. Without a disk, gateways restore the accounts after a restart.
 
     It evicts nothing, or else an account could be lost for an answer: see `machine.sharing_values`.
     """
-    name, found = part_name(spec, "redis"), selector(spec, "redis")
+    name, found, disk = part_name(spec, "redis"), selector(spec, "redis"), bool(settings.disk_gib)
     command = [
-        "redis-server", "--port", str(REDIS_PORT), "--save", "", "--appendonly", "no",
+        "redis-server", "--port", str(REDIS_PORT), "--save", "", "--appendonly", "yes" if disk else "no",
         "--maxmemory", f"{settings.memory_mib}mb", "--maxmemory-policy", "noeviction",
-        "--requirepass", "$(REDIS_PASSWORD)",
+        "--requirepass", "$(REDIS_PASSWORD)", *(["--dir", REDIS_DATA] if disk else []),
     ]  # fmt: skip
     probe = {"tcpSocket": {"port": "redis"}, "periodSeconds": 5, "timeoutSeconds": 3, "failureThreshold": 3}
     container = {
         "name": "redis",
-        "image": REDIS_IMAGE,
+        "image": spec.images.of("redis"),
         "command": command,
         "env": [pods.secret_env("REDIS_PASSWORD", name, "password")],
         "ports": [{"name": "redis", "containerPort": REDIS_PORT}],
         "startupProbe": {**probe, "failureThreshold": 12},
         "livenessProbe": probe,
         "readinessProbe": probe,
-        # Redis needs room beyond its data: buffers of clients, fragmentation.
-        **pods.resources({"cpu": "500m", "memory": f"{settings.memory_mib * 3 // 2 + 64}Mi"}),
+        # Redis needs room beyond its data: buffers, fragmentation, and a copy while it writes its file.
+        **pods.resources(
+            {"cpu": "500m", "memory": f"{settings.memory_mib * (4 if disk else 3) // 2 + 64}Mi"}
+        ),
+        **({"volumeMounts": [{"name": "data", "mountPath": REDIS_DATA}]} if disk else {}),
         "securityContext": pods.CONTAINER_SECURITY,
     }
     pod = {
@@ -112,6 +134,7 @@ def redis(spec: DeploySpec, settings: Redis) -> list[Manifest]:
         "terminationGracePeriodSeconds": 10,
         "securityContext": pods.POD_SECURITY,
         "containers": [container],
+        **({"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": name}}]} if disk else {}),
     }
     deployment = {
         "replicas": 1,
@@ -124,7 +147,79 @@ def redis(spec: DeploySpec, settings: Redis) -> list[Manifest]:
     return [
         manifest(spec, "apps/v1 Deployment", name, {"spec": deployment}, "redis"),
         manifest(spec, "v1 Service", name, {"spec": service}, "redis"),
+        *([_claim(spec, name, settings.disk_gib, "ReadWriteOnce", "redis")] if disk else []),
     ]
+
+
+def _claim(
+    spec: DeploySpec, name: str, gib: int, access: str, component: str, pool: Pool | None = None
+) -> Manifest:
+    """A claim of a volume."""
+    storage = {"storageClassName": spec.kubernetes.storage_class} if spec.kubernetes.storage_class else {}
+    body = {"accessModes": [access], **storage, "resources": {"requests": {"storage": f"{gib}Gi"}}}
+    return manifest(spec, "v1 PersistentVolumeClaim", name, {"spec": body}, component, pool)
+
+
+def weights(spec: DeploySpec, pool: Pool) -> list[Manifest]:
+    """The volume of a pool's weights, and the Job that fills it once; nothing if each engine downloads them.
+
+    A Job cannot be changed, so one of another model has another name.
+    """
+    if not pool.weights_gib:
+        return []
+    name, folder = f"{pool_name(spec, pool)}-weights", f"{pods.WEIGHTS}/{pods.weights_key(pool)}"
+    revision = str(pool.settings.get("revision", ""))
+    container = {
+        "name": DOWNLOADER,
+        "image": spec.image,
+        "command": ["python", "-c", DOWNLOAD, pool.model, revision, folder],
+        "env": [
+            {"name": "HOME", "value": pods.CACHE},
+            {"name": "HF_HOME", "value": folder},
+            pods.secret_env("HF_TOKEN", part_name(spec, "hub"), "token", optional=True),
+        ],
+        **pods.resources({"cpu": "1", "memory": "2Gi"}),
+        "volumeMounts": [{"name": "weights", "mountPath": pods.WEIGHTS}, *pods.scratch_mounts()],
+        "securityContext": pods.CONTAINER_SECURITY,
+    }
+    pod = {
+        "serviceAccountName": part_name(spec, DOWNLOADER),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "restartPolicy": "OnFailure",
+        "priorityClassName": part_name(spec, "serving"),
+        "securityContext": pods.POD_SECURITY,
+        "initContainers": [pods.scratch_init(spec.image)],
+        "containers": [container],
+        "volumes": [
+            {"name": "weights", "persistentVolumeClaim": {"claimName": name}},
+            pods.scratch_volume(1),
+        ],
+    }
+    template = {"metadata": {"labels": labels(spec, DOWNLOADER, pool)}, "spec": pod}
+    job = {"backoffLimit": 10, "template": template}
+    return [
+        _claim(spec, name, pool.weights_gib, spec.kubernetes.weights_access, DOWNLOADER, pool),
+        manifest(spec, "batch/v1 Job", f"{name}-{pods.weights_key(pool)}", {"spec": job}, DOWNLOADER, pool),
+    ]
+
+
+def certificate(spec: DeploySpec) -> list[Manifest]:
+    """The Certificate from which cert-manager makes the Secret of TLS; nothing without an issuer."""
+    if not spec.tls or not spec.kubernetes.issuer:
+        return []
+    name = part_name(spec, "tls")
+    body = {
+        "secretName": name,
+        "dnsNames": [spec.host],
+        "issuerRef": {
+            "name": spec.kubernetes.issuer,
+            "kind": spec.kubernetes.issuer_kind,
+            "group": "cert-manager.io",
+        },
+        "privateKey": {"algorithm": "ECDSA", "size": 256, "rotationPolicy": "Always"},
+    }
+    return [manifest(spec, "cert-manager.io/v1 Certificate", name, {"spec": body})]
 
 
 ROLLING = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
@@ -164,6 +259,7 @@ def around(spec: DeploySpec, pool: Pool, suffix: str = "") -> list[Manifest]:
     return [
         manifest(spec, "v1 Service", name + suffix, {"spec": headless}, "engine", pool),
         budget(spec, name, found, "engine", pool),
+        *weights(spec, pool),
     ]
 
 
@@ -189,8 +285,9 @@ def gateways(spec: DeploySpec, gateway: Gateway) -> list[Manifest]:
 
 def front(spec: DeploySpec) -> Manifest:
     """The Service that clients use: the gateways, or the engines if there is no gateway."""
-    component = "gateway" if spec.gateway is not None else "engine"
-    body = {"selector": selector(spec, component), "ports": [_port(spec.proxy_port)]}
+    component = front_component(spec)
+    port = _port(service_port(spec), tls=ends_tls(spec, component))
+    body = {"selector": selector(spec, component), "ports": [port]}
     return manifest(spec, "v1 Service", spec.name, {"spec": body}, component)
 
 
@@ -206,31 +303,31 @@ def budget(
     return manifest(spec, "policy/v1 PodDisruptionBudget", name, {"spec": body}, component, pool)
 
 
-def _port(number: int) -> dict[str, Any]:
-    return {"name": SERVICE_PORT, "port": number, "targetPort": PORT, "appProtocol": "http"}
+def _port(number: int, *, tls: bool = False) -> dict[str, Any]:
+    protocol = "https" if tls else SERVICE_PORT
+    return {"name": protocol, "port": number, "targetPort": PORT, "appProtocol": protocol}
 
 
 def _gateway_pod(spec: DeploySpec, gateway: Gateway, found: dict[str, str]) -> dict[str, Any]:
-    keys = part_name(spec, "keys")
+    tls = ends_tls(spec, "gateway")
     container = {
         "name": "gateway",
         "image": spec.image,
         "command": ["fovea", "gateway", "--config", f"{pods.CONFIG}/gateway.toml"],
         "env": [
             {"name": "HOME", "value": pods.CACHE},
-            pods.secret_env("FOVEA_API_KEY", keys, "api-key"),
-            pods.secret_env("FOVEA_ADMIN_KEY", keys, "admin-key"),
             *_redis_env(spec),
-            *pods.traces_env(spec),
         ],
         "ports": [{"name": PORT, "containerPort": spec.gateway_port}],
         # Its readiness is that of the engines. It must not be restarted because they still load.
-        **pods.probes("/health", GATEWAY_STARTUP_S, spec.gateway_port),
+        **pods.probes("/health", GATEWAY_STARTUP_S, spec.gateway_port, tls=tls),
         **pods.lifecycle(spec.stop),
         **pods.resources({"cpu": str(gateway.cpus), "memory": f"{gateway.memory_gib}Gi"}),
         "volumeMounts": [
             {"name": "config", "mountPath": pods.CONFIG, "readOnly": True},
             {"name": "engine-key", "mountPath": pods.ENGINE_KEY, "readOnly": True},
+            {"name": "keys", "mountPath": pods.KEYS, "readOnly": True},
+            *pods.tls_mounts(spec, "gateway"),
             *pods.scratch_mounts(),
         ],
         "securityContext": pods.CONTAINER_SECURITY,
@@ -248,7 +345,9 @@ def _gateway_pod(spec: DeploySpec, gateway: Gateway, found: dict[str, str]) -> d
         "containers": [container],
         "volumes": [
             pods.config_volume(f"{part_name(spec, 'gateway')}-config"),
-            {"name": "engine-key", "secret": {"secretName": part_name(spec, "engine-key")}},
+            pods.secret_volume("engine-key", part_name(spec, "engine-key")),
+            pods.secret_volume("keys", part_name(spec, "keys")),
+            *pods.tls_volumes(spec, "gateway"),
             pods.scratch_volume(1),
         ],
     }

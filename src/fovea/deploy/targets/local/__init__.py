@@ -68,8 +68,8 @@ def checks(spec: DeploySpec) -> tuple[Check, ...]:
     """Return the commands that check the rendered files."""
     return (
         Check("shellcheck", ("--shell", "sh", "{dir}/run.sh"), "ShellCheck finds no fault in run.sh"),
-        nginx.check("nginx.conf"),
-        envoy.check("envoy.yaml"),
+        nginx.check("nginx.conf", tls=spec.tls),
+        envoy.check("envoy.yaml", tls=spec.tls),
         *monitoring_checks(spec),
     )
 
@@ -97,7 +97,7 @@ def _script(spec: DeploySpec) -> str:
         alertmanager=ALERTMANAGER_PATH if spec.monitoring and spec.monitoring.alert_webhook else "",
         engines=[each.name for each in engines(spec)],
         gateways=[each.name for each in gateways(spec)],
-        ready=[*ready, f"{scheme}://{LOOPBACK}:{spec.proxy_port}/ready"],
+        ready=[*ready, f"{scheme}://{LOOPBACK}:{spec.public_port}/ready"],
         engine_grace_s=max(spec.stop_of(pool).process_s for pool in spec.pools),
         gateway_grace_s=spec.stop.process_s,
         proxy_grace_s=spec.stop.drain_s + spec.stop.margin_s,

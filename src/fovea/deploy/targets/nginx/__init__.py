@@ -24,23 +24,26 @@ def render(spec: DeploySpec) -> Files:
 
 def checks(spec: DeploySpec) -> tuple[Check, ...]:
     """Return the commands that check the rendered files."""
-    return (check(PATH),)
+    return (check(PATH, tls=spec.tls),)
 
 
-def check(path: str) -> Check:
+def check(path: str, *, tls: bool) -> Check:
     """Return the check of a configuration of NGINX. It leaves no file behind.
 
     path: its path under the output folder.
+    tls: whether it names a certificate.
     """
     arguments = ("-t", "-q", "-p", "{dir}", "-c", f"{{dir}}/{path}")
-    return Check("nginx", (*arguments, "-g", "pid /dev/null;"), f"NGINX reads {path}")
+    words = (*arguments, "-g", "pid /dev/null;")
+    return Check("nginx", words, f"NGINX reads {path}", certificate=path if tls else "")
 
 
-def configuration(front: Front, *, temporary: str = "", log: str = "stderr") -> str:
+def configuration(front: Front, *, temporary: str = "", log: str = "stderr", http2_line: bool = False) -> str:
     """Return nginx.conf.
 
     temporary: beginning of the paths of folders for temporary files; "": those that NGINX was built with.
     log: file of errors, or stderr.
+    http2_line: HTTP/2 has a line of its own, as since NGINX 1.25.1; before, it was a word of `listen`.
     """
     return fill_template(
         "nginx/nginx.conf.j2",
@@ -48,6 +51,8 @@ def configuration(front: Front, *, temporary: str = "", log: str = "stderr") -> 
         limits=fronts,
         temporary=temporary,
         log=log,
+        http2_line=http2_line,
+        public=[*(f"= {path}" for path in fronts.EXACT), *(f"~ ^{path}(/|$)" for path in fronts.FOLDERS)],
         zone_kib=max(64, 2 * len(front.servers)),
         tries=min(3, len(front.servers)),
     )

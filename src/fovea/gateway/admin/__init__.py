@@ -1,0 +1,1 @@
+"""Routes for operators: the fleet, tenants and their keys, usage and experiments."""
