@@ -60,7 +60,7 @@ def test_a_folder_that_would_not_load(fovea: Caller, tiny: Path, tmp_path: Path)
     ("words", "message"),
     [
         (("--check", "/no/such/place"), "neither a folder, a GGUF file"),
-        (("--check", "org/name"), "'org/name' is not in the local cache of the hub"),
+        (("--check", "org/name"), "'org/name' is not on this machine"),
         (("--check", "fovea-tiny", "--revision", "main"), "is a folder; revisions are those of hub ids"),
         (("--check", "fovea-tiny", "--markdown"), "--markdown is for the list of models"),
         (("--revision", "main"), "--revision is for --check"),

@@ -89,7 +89,7 @@ def test_a_named_and_locked_server(tiny: Path, folder: Path, engine: Engine) -> 
         ended = finish(server.process)
     assert (ended.code, ended.out) == (0, "")
     assert "Traceback" not in ended.err
-    assert f"{server.url}/v1  keys: 2" in ended.err
+    assert f"{server.url}  API: /v1  keys: 2" in ended.err
     assert "ready: eyes (Qwen3-VL, " in ended.err
     assert not any(key in ended.err for key in ("first", "second", "third"))
 

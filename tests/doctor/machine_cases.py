@@ -155,7 +155,7 @@ CASES: list[Case] = [
     case("model/memory", WARN, gpu_with(2_000), "little is left"),
     case("model/memory", FAIL, gpu_with(1_000), "do not fit"),
     case("model/memory", PASS, partial(gpu_with(999), settings=INT4), "weights 572"),
-    case("model/revision", PASS, subject, "a folder"),
+    case("model/revision", PASS, subject, "a folder does not change by itself"),
     case("model/revision", WARN, checkpoint(is_folder=False), "--revision"),
     case(
         "model/revision", PASS,

@@ -66,8 +66,9 @@ def format_result(result: WorkloadResult) -> str:
 
 def _lines(result: WorkloadResult) -> Iterator[str]:
     summary = result.summary
+    noun = "request" if summary.requests == 1 else "requests"
     yield (
-        f"{summary.requests} requests in {summary.seconds:.1f} s, {summary.failed} failed; "
+        f"{summary.requests} {noun} in {summary.seconds:.1f} s, {summary.failed} failed; "
         f"{_number(summary.tokens_per_s)} tokens/s ({_number(summary.tokens_per_s_low)} to "
         f"{_number(summary.tokens_per_s_high)}), {_number(summary.requests_per_s)} requests/s; "
         f"decode: {_number(summary.decode_per_s)} tokens/s; "

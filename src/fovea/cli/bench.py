@@ -103,9 +103,10 @@ def register(commands: Any) -> None:
     )
     parser.formatter_class = HelpFormatter
     parser.add_argument("url", metavar="URL", help="URL of the server; without a path, /v1 is added")
-    parser.add_argument(
+    words = parser.add_argument(
         "words", nargs="*", metavar="WORKLOAD", help=f"workloads: {', '.join((*FIXED, *LOADS))}"
     )
+    options.accepts(words, (*FIXED, *LOADS))
     parser.add_argument(
         "--api-key", metavar="KEY", help="key of the server (FOVEA_API_KEY keeps it out of the process list)"
     )

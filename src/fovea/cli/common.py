@@ -116,6 +116,13 @@ SINGLE_USER: EngineOptions = {"max_queue": 0}
 """Engine settings of every command except `serve`: a single user needs no limit of the queue."""
 
 
+ENGINE_FIRST = (
+    "dtype", "quantization", "device", "threads", "kernels", "revision", "mmproj", "kv_cache_mib",
+    "max_context", "speculate",
+)  # fmt: skip
+"""Engine settings of every command except `serve` that --help shows; --help-all shows all."""
+
+
 def count(text: str) -> int:
     """Parse the value of a flag that takes a whole number from 1 on."""
     value = int(text)
@@ -155,6 +162,8 @@ def add_engine_options(
         "--chat-template", metavar="FILE", help="Jinja template to use instead of the checkpoint's"
     )
     options.add_options(parser, "engine:", EngineConfig, skip=() if serving else tuple(SINGLE_USER))
+    if not serving:
+        options.hide(parser, set(options.setting_names(EngineConfig)).difference(ENGINE_FIRST))
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -193,11 +202,12 @@ def add_reduction_options(parser: argparse.ArgumentParser) -> None:
         help="how many of each image's visual tokens are kept (method views: of all images' together): "
         "a share up to 1, a number, or auto: as many as the question needs (method relevance)",
     )
-    group.add_argument(
+    method = group.add_argument(
         "--method",
         metavar="NAME",
         help=f"method that chooses them: {', '.join(METHODS)} (default: relevance)",
     )
+    options.accepts(method, METHODS)
 
 
 def visual_tokens(args: argparse.Namespace, *, explain: bool = False) -> VisualTokens | None:

@@ -26,7 +26,7 @@ from typing import Any
 
 from fovea.cli import options
 from fovea.cli.text import HelpFormatter, list_line, terminal_columns, wrapped
-from fovea.doctor.check import Check, Result, Status, counts
+from fovea.doctor.check import GROUPS, Check, Result, Status, counts
 from fovea.doctor.load import DoctorSettings
 
 
@@ -44,10 +44,11 @@ def register(commands: Any) -> None:
         "--destructive", action="store_true",
         help="with a URL: also load the live server up to its saturation, and send it faulty requests",
     )  # fmt: skip
-    parser.add_argument(
+    only = parser.add_argument(
         "--only", action="append", default=[], metavar="NAME",
         help="a group or GROUP/CHECK; may be given several times",
     )  # fmt: skip
+    options.accepts(only, GROUPS)
     parser.add_argument("--list", action="store_true", help="list the checks, and make none")
     parser.add_argument("--json", action="store_true", help="JSON instead of a table")
     parser.add_argument("--strict", action="store_true", help="exit with 1 for warnings, too")

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fovea.cli import options
 from fovea.cli.common import (
     SINGLE_USER,
     add_engine_options,
@@ -84,13 +85,14 @@ def _add_questions(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--count", type=count, default=50, metavar="N", help="generated scenes per kind (default: 50)"
     )
-    group.add_argument(
+    kinds = group.add_argument(
         "--kinds",
         metavar="A,B",
         help=f"kinds of scenes: {', '.join(KINDS)} (default: all of these), {', '.join(DETAIL_KINDS)} "
         f"in large images (with --sweep by default, too), and {', '.join(TASK_KINDS)}: tools to call, and "
         "JSON of a given schema",
     )
+    options.accepts(kinds, (*KINDS, *DETAIL_KINDS, *TASK_KINDS))
     group.add_argument(
         "--seed",
         type=int,

@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
             make_setup,
             listen.host,
             listen.port,
-            lambda: log.info("http://%s:%d/v1  keys: %s", listen.host, listen.port, keys),
+            lambda: log.info("http://%s:%d  API: /v1  keys: %s", listen.host, listen.port, keys),
         )
     except OSError as error:
         raise ConfigError(

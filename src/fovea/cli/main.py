@@ -137,12 +137,28 @@ def _run(argv: Sequence[str]) -> int:
     if rest:
         # argparse ends a list of words at the first flag; `ask a.png --stats "what is it?"` means both words.
         if not hasattr(args, "words") or any(word.startswith("-") for word in rest):
-            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+            parser.error(f"unrecognized arguments: {' '.join(rest)}{_nearest(parser, args.command, rest)}")
         args.words += rest
     _log_warnings()
     code: int = args.run(args)
     sys.stdout.flush()
     return code
+
+
+def _nearest(parser: argparse.ArgumentParser, command: str, words: Sequence[str]) -> str:
+    """Return the flags of a command that resemble unknown ones, as the end of a message."""
+    from fovea.core.config_files import nearest
+
+    known = {
+        flag
+        for action in parser._actions
+        if isinstance(action, argparse._SubParsersAction)
+        for one in action.choices[command]._actions
+        if one.help != argparse.SUPPRESS
+        for flag in one.option_strings
+    }
+    hints = [nearest(word.partition("=")[0], known) for word in words if word.startswith("--")]
+    return "".join(f"; {hint}" for hint in hints if hint.startswith("did"))
 
 
 def _log_warnings() -> None:

@@ -94,16 +94,19 @@ def _words(entry: Setting) -> list[str]:
 
 
 def show_first(parser: argparse.ArgumentParser, names: Collection[str]) -> None:
-    """Let --help show only some settings, and add --help-all, which shows the flags of all of them.
+    """Let --help show only these of the flags that the parser has, and add --help-all, which shows all."""
+    flags = {action.dest for action in parser._actions if action.option_strings}
+    hide(parser, flags.difference(names, ("help",)))
 
-    names: the settings, and other flags, that --help shows.
-    """
+
+def hide(parser: argparse.ArgumentParser, names: Collection[str]) -> None:
+    """Leave flags out of --help, and add --help-all, which shows all. names: of the settings, or flags."""
 
     class First(argparse.HelpFormatter):
         """Leaves out the flags that --help does not show."""
 
         def add_argument(self, action: argparse.Action) -> None:
-            if not action.option_strings or action.dest in (*names, "help"):
+            if not action.option_strings or action.dest not in names:
                 super().add_argument(action)
 
     class All(argparse.Action):

@@ -378,7 +378,7 @@ def _peer_key(config: EngineConfig) -> str:
 
 def _announce(settings: ServerSettings, host: str, port: int) -> None:
     """Log the address and who may use it. To be called when the port is open, after all checks."""
-    log.info("%s/v1  keys: %s", url_of(settings, host, port), keys_in_words(settings))
+    log.info("%s  API: /v1  keys: %s", url_of(settings, host, port), keys_in_words(settings))
 
 
 def url_of(settings: ServerSettings, host: str, port: int) -> str:

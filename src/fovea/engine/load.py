@@ -121,7 +121,8 @@ def resolve(name: str, revision: str = "", *, download: bool = True) -> Path:
         wanted = f"{name!r} at revision {revision!r}" if revision else repr(name)
         if not download:
             raise CheckpointError(
-                f"{wanted} is not in the local cache of the hub: {reason(error)}"
+                f"{wanted} is not on this machine, and nothing is downloaded here; accepted: a folder, or a "
+                f"model that was downloaded before, as by `hf download {name}`"
             ) from error
         raise CheckpointError(f"{wanted} could not be downloaded: {reason(error)}") from error
     log.info("%s: revision %s is commit %s", name, revision or "main", folder.name)

@@ -229,7 +229,7 @@ def test_a_hub_id_is_checked_in_the_local_cache(
     assert check_checkpoint("org/name").loads
     (snapshot / WEIGHTS).unlink()
     assert "holds no *.safetensors file" in check_checkpoint("org/name").errors[0].message
-    with pytest.raises(CheckpointError, match=r"'org/other' is not in the local cache of the hub"):
+    with pytest.raises(CheckpointError, match=r"'org/other' is not on this machine"):
         check_checkpoint("org/other")
 
 

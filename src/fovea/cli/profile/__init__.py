@@ -1,4 +1,4 @@
-"""`fovea profile`: shows where the time of requests goes. Only cli may import it."""
+"""fovea profile: where the time of requests goes, stage by stage."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def revision(subject: Subject) -> Verdict:
     """Is the checkpoint one that does not change by itself?"""
     facts = _facts(subject)
     if facts.is_folder:
-        return passed("a folder")
+        return passed("none is needed: a folder does not change by itself")
     chosen = str(subject.setting("revision"))
     if not chosen:
         return warned(
