@@ -28,7 +28,7 @@ sys.path.append(str(Path(__file__).parent))
 
 from fovea.cli.common import run_and_close
 from fovea.cli.questions import SAME_FOR_ALL, CaseRunner, Visual
-from fovea.cli.sweep import aligned, difference
+from fovea.cli.sweep import aligned_markdown, difference
 from fovea.core.media import Image, PixelBudget, VisualTokens
 from fovea.engine.engine import Engine
 from fovea.engine.reduce.look import look, usual_heads
@@ -251,7 +251,10 @@ def markdown(ablation: Ablation) -> str:
         "its peak either. Differences are from the row with everything, in points, on the same questions, "
         "with 95% intervals (Newcombe, paired) and the p-value of McNemar's exact test."
     )
-    tables = (f"{keep:g} of the tokens kept:\n\n{aligned(_rows(ablation, keep))}" for keep in ablation.keeps)
+    tables = (
+        f"{keep:g} of the tokens kept:\n\n{aligned_markdown(_rows(ablation, keep))}"
+        for keep in ablation.keeps
+    )
     return "\n\n".join((about, *tables))
 
 

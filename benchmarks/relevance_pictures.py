@@ -50,7 +50,7 @@ from numpy.typing import NDArray
 sys.path.append(str(Path(__file__).parent))
 
 from fovea import Engine
-from fovea.cli.sweep import aligned
+from fovea.cli.sweep import aligned_markdown
 from fovea.core.errors import FoveaError
 from fovea.core.media import Image, PixelBudget, VisualTokens
 from fovea.core.types import AnswerBuilder, ChatPrompt, ImagePart, Message, TextPart
@@ -335,7 +335,7 @@ def main() -> int:
         raise SystemExit(str(error)) from None
     seconds = time.perf_counter() - loaded
     title = f"{args.model}: relevance at {args.keep:g} of the tokens, {len(cases)} questions"
-    tables = f"{aligned(summary_rows(cases))}\n\n{aligned(question_rows(cases))}\n"
+    tables = f"{aligned_markdown(summary_rows(cases))}\n\n{aligned_markdown(question_rows(cases))}\n"
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(page(cases, title))
     args.out.with_suffix(".md").write_text(f"# {title}\n\n{tables}")

@@ -39,7 +39,7 @@ from PIL.Image import Image
 
 sys.path.append(str(Path(__file__).parent))
 
-from fovea.cli.sweep import aligned
+from fovea.cli.sweep import aligned_markdown
 from fovea.engine.config import EngineConfig
 from fovea.engine.load import LoadedModel, load_model
 from fovea.evaluation.scenes import HELD_OUT_SEED, Turn, questions
@@ -322,7 +322,9 @@ def markdown(results: Sequence[Result]) -> str:
         "of such a scene, whatever is asked; with fewer tokens something has to be left out. Intervals are "
         "95%: of a bootstrap over scenes, and Wilson's for counts."
     )
-    tables = (f"{result.keep:g} of the tokens kept:\n\n{aligned(_rows(result))}" for result in results)
+    tables = (
+        f"{result.keep:g} of the tokens kept:\n\n{aligned_markdown(_rows(result))}" for result in results
+    )
     return "\n\n".join((about, *tables))
 
 
