@@ -25,7 +25,9 @@ from fovea.server import routes
 from tools.error_codes import MEANINGS, codes
 
 ROOT = Path(__file__).resolve().parent.parent
-ENGINE = ("from_pretrained", "generate", "stream", "request", "iterate", "tokenize", "detokenize", "close")
+ENGINE = ("from_pretrained", "generate", "stream", "request", "iterate", "tokenize", "detokenize", "close",
+    "shutdown",
+)  # fmt: skip
 """Methods of `fovea.Engine` for programs; the others are for servers and tests."""
 FIELD = re.compile(r"([a-z_]\w*(?:, [a-z_]\w*)*): (.+)", re.S)
 HEAD = "Written by `python -m tools.reference`."
@@ -212,8 +214,10 @@ def _method(kind: type, name: str) -> str:
         stars = "*" * (1 if each.kind is each.VAR_POSITIONAL else 2 if each.kind is each.VAR_KEYWORD else 0)
         default = "" if each.default is each.empty else f"={each.default!r}"
         arguments.append(f"{stars}{each.name}{default}")
-    called = ", ".join(each for each in arguments if each != "self")
-    return f"`{kind.__name__}.{name}({called})`: {_first(getattr(kind, name))}"
+    called, method = ", ".join(each for each in arguments if each != "self"), getattr(kind, name)
+    before = "await " if inspect.iscoroutinefunction(method) else ""
+    before = "async for delta in " if inspect.isasyncgenfunction(method) else before
+    return f"`{before}{kind.__name__}.{name}({called})`: {_first(getattr(kind, name))}"
 
 
 def _joined(text: str) -> str:
