@@ -103,6 +103,13 @@ def test_sizes_are_compared_with_the_memory(fovea: Caller, tiny: Path) -> None:
     assert "weights and KV do not fit (fix: --kv-cache-mib 0, or a smaller one)" in line
 
 
+def test_types_that_the_device_cannot_run(fovea: Caller, tiny: Path) -> None:
+    words = ("serve", tiny, "--check", "--port", 0, "--device", "cpu")
+    (line,) = errors(fovea, *words, "--quantization", "fp8")
+    assert "quantization is 'fp8', which cannot run here: fp8 needs compute capability 9.0" in line
+    assert fovea(*words, "--quantization", "int8").code == 0
+
+
 def test_a_checkpoint_without_a_shard(fovea: Caller, tiny: Path, tmp_path: Path) -> None:
     for file in tiny.iterdir():
         if file.suffix != ".safetensors":

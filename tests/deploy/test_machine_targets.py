@@ -228,6 +228,28 @@ def test_the_check_of_a_proxy_with_tls_makes_a_certificate_of_its_own(name: str,
     assert {path.name for path in tmp_path.iterdir()} == {rendered, MANIFEST}
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nginx", "192.0.2.7 1;\n        fd00::/8 1;"),
+        ("haproxy", "track-sc0 src unless { src 192.0.2.7 fd00::/8 }"),
+    ],
+)
+def test_own_proxies_have_no_limit_of_connections(name: str, words: str, tmp_path: Path) -> None:
+    """A load balancer brings the requests of all clients: with the limit of one, they got 429."""
+    spec = DeploySpec(pools=(Pool(name="a"),), trusted_proxies=("192.0.2.7", "fd00::/8"))
+    (text,) = render(spec, [name]).values()
+    assert words in text
+    assert not failed(outcomes(name, spec, tmp_path))
+
+
+@pytest.mark.parametrize("name", ["compose", "local"])
+def test_prometheus_keeps_exemplars(name: str) -> None:
+    """Without the feature, Grafana has no links from metrics to traces."""
+    spec = DeploySpec(pools=(Pool(name="a"),), monitoring=Monitoring())
+    assert any("--enable-feature=exemplar-storage" in text for text in render(spec, [name]).values())
+
+
 def test_every_program_for_compose_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plugin `docker compose` comes first, but `docker` may be there without it."""
     check = target("compose").load().checks(SMALL)[0]

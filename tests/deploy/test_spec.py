@@ -73,6 +73,7 @@ def test_the_example_of_the_docstring_is_a_spec(tmp_path: Path) -> None:
         ({"host": "a b"}, "host is 'a b'; accepted: a DNS name"),
         ({"image": "x; rm -rf /"}, "accepted: an image"),
         ({"monitoring": {"alert_webhook": "http://x/y?z={{"}}, "accepted: http://HOST:PORT/PATH"),
+        ({"monitoring": {"alert_webhook": "http://a:b@x/y"}}, "/PATH, without user, query and fragment"),
     ],
 )
 def test_a_wrong_spec_is_refused_with_what_is_accepted(values: dict[str, Any], words: str) -> None:
@@ -163,6 +164,29 @@ def test_engines_and_gateways_accept_the_largest_body(mib: int) -> None:
 def _only(cls: type, values: dict[str, Any]) -> dict[str, Any]:
     names = {entry.name for entry in settings_of(cls)}
     return {name: value for name, value in values.items() if name in names}
+
+
+def test_values_of_settings_are_checked_with_their_lines(tmp_path: Path) -> None:
+    """They were rendered as they are, and every engine ended at its start."""
+    path = tmp_path / "deploy.toml"
+    path.write_text(
+        '[[pool]]\nname = "a"\n[pool.settings]\nquantization = "fp9"\nmax_queue = -1\n'
+        '[gateway]\nsettings = { policy = "zz" }\n'
+    )
+    with pytest.raises(ConfigError) as error:
+        read_spec(path, known_settings())
+    for line in (
+        f"{path}:7: [gateway] settings: policy is 'zz'; accepted: cache-affine, ",
+        f"{path}:4: [[pool]] number 1 settings: quantization is 'fp9'; accepted: none, ",
+        f"{path}:5: [[pool]] number 1 settings: max_queue is -1; accepted: 0 to ",
+    ):
+        assert line in str(error.value)
+
+
+def test_paths_of_settings_are_those_of_the_servers() -> None:
+    """A folder of a container need not be on the machine that renders."""
+    pool = {"name": "a", "settings": {"file_root": "/only/there", "keys_file": "/none/keys.toml"}}
+    assert spec_of({"pool": [pool]}, known_settings()).pools[0].settings == pool["settings"]
 
 
 @pytest.mark.parametrize("value", ["1; evil", [1], -1, 1e400, float("nan"), True])

@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from fovea.cli import gateway, options, serve
 from fovea.cli.serve import ServeSettings, free_port, keys_in_words, url_of
@@ -19,6 +20,9 @@ from fovea.doctor.check import Check, Status, Verdict, examine
 from fovea.engine.config import EngineConfig
 from fovea.http.settings import HttpSettings
 from fovea.http.tls import Certificate
+
+if TYPE_CHECKING:
+    import torch
 
 LABEL = 12
 PARTS = ("memory", "revision")
@@ -97,9 +101,9 @@ def _check_model(found: serve.Inputs, findings: Findings, facts: Facts) -> None:
     from fovea.cli.doctor_subject import checkpoint_facts
     from fovea.engine.load import pick_device
 
-    model, engine = found.model, found.engine or EngineConfig()
+    model, engine, device = found.model, found.engine or EngineConfig(), None
     with findings.part(), _as_settings():
-        pick_device(engine.model.device)
+        device = pick_device(engine.model.device)
     try:
         read = checkpoint_facts(model, engine.model.revision, engine.model.mmproj)
     except FoveaError as error:
@@ -111,8 +115,26 @@ def _check_model(found: serve.Inputs, findings: Findings, facts: Facts) -> None:
     findings.errors += [ConfigError(f"{model}: {line}", param="model") for line in read.errors]
     facts.append(("model", ", ".join(_figures(model, read.figures))))
     facts += [("warning", line) for line in (*read.warnings, *read.unchecked)]
+    if device is not None and "dtype" in read.figures:
+        with findings.part():
+            _check_types(engine, device, str(read.figures["dtype"]))
     if not read.errors:
         _check_sizes(found, findings, facts)
+
+
+def _check_types(engine: EngineConfig, device: torch.device, stored: str) -> None:
+    """Raise ConfigError if the device cannot run the types of weights, or of keys and values, as a load does.
+
+    stored: name of the checkpoint's type, such as "bfloat16".
+    """
+    import torch
+
+    from fovea.engine.load import pick_dtype
+    from fovea.kernels.choose import described
+
+    kernels = engine.model.kernels
+    dtype = pick_dtype(engine.model.dtype, device, getattr(torch, stored), kernels)
+    engine.check_on(described(kernels, device, dtype), str(dtype).removeprefix("torch."))
 
 
 @contextmanager

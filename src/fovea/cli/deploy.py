@@ -123,11 +123,16 @@ def _spec(args: argparse.Namespace) -> DeploySpec:
 
 
 def known_settings() -> KnownSettings:
-    """Return the names of all settings that a spec may hold for engines and gateways."""
+    """Return all settings that a spec may hold for engines and gateways, and the checks of their values."""
     from fovea.cli.serve import ServeSettings
     from fovea.engine.config import EngineConfig
     from fovea.gateway.settings import GatewaySettings
     from fovea.server.settings import ServerSettings
 
-    engine = options.setting_names(ServeSettings, EngineConfig, ServerSettings)
-    return KnownSettings([*engine, "log_level"], [*options.setting_names(GatewaySettings), "log_level"])
+    engine = ServeSettings, EngineConfig, ServerSettings
+    return KnownSettings(
+        [*options.setting_names(*engine), "log_level"],
+        [*options.setting_names(GatewaySettings), "log_level"],
+        lambda values: options.wrong_values(values, *engine),
+        lambda values: options.wrong_values(values, GatewaySettings),
+    )

@@ -220,6 +220,23 @@ def _given(
     return values, sources, errors
 
 
+def wrong_values(values: Mapping[str, Any], *classes: type) -> list[ConfigError]:
+    """Return an error for every value that a file may not give to a setting of these classes.
+
+    Paths are not checked, because they may be those of another machine.
+    """
+    errors: list[ConfigError] = []
+    for cls in classes:
+        entries = {
+            entry.name: entry
+            for entry in settings_of(cls)
+            if entry.name in values and Path not in (entry.hint, *typing.get_args(entry.hint))
+        }
+        given, _, wrong = _given(cls, lambda name: (values[name], name), entries)
+        errors += [*wrong, *value_errors((entries[name], value) for name, value in given.items())]
+    return errors
+
+
 def _from_flag(name: str, args: argparse.Namespace) -> Found:
     value = getattr(args, name, None)
     return None if value is None else (value, flag(name))

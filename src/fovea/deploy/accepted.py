@@ -17,6 +17,7 @@ DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _MODEL = re.compile(r"[A-Za-z0-9/~][A-Za-z0-9._/~-]{0,254}")
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}|")
 _URL = re.compile(r"https?://[A-Za-z0-9.\-\[\]:]+(/[A-Za-z0-9._~/%-]*)?|")
+_ADDRESSES = "http://HOST:PORT/PATH or https://HOST/PATH"
 _MACHINE = re.compile(r"[a-z0-9.-]{0,64}")
 _ROLE = re.compile(r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[A-Za-z0-9+=,.@_/-]{1,128}|")
 
@@ -57,7 +58,7 @@ def check_model_name(value: str) -> str:
 
 def check_url(value: str) -> str:
     """A URL without user, query and fragment, or nothing."""
-    return "" if _URL.fullmatch(value) else "http://HOST:PORT/PATH or https://HOST/PATH"
+    return "" if _URL.fullmatch(value) else f"{_ADDRESSES}, without user, query and fragment"
 
 
 def check_machine_type(value: str) -> str:

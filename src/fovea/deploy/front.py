@@ -78,6 +78,8 @@ class Front:
     body_mib: largest body, in MiB.
     answer_s: seconds after which servers cut an answer.
     per_address: most requests of one client address at a time; 0: no limit.
+    own_proxies: addresses and networks of the operator's proxies, which have no such limit: each brings the
+        requests of many clients.
     tls: whether it ends TLS.
     """
 
@@ -91,6 +93,7 @@ class Front:
     body_mib: int
     answer_s: int
     per_address: int
+    own_proxies: tuple[str, ...]
     tls: bool
 
     def listens(self, port: int) -> list[str]:
@@ -151,5 +154,6 @@ def front_of(
         body_mib=spec.max_body_mib,
         answer_s=spec.max_answer_s,
         per_address=whole_number(own, "max_connections_per_address", CONNECTIONS_PER_ADDRESS),
+        own_proxies=tuple(spec.trusted_proxies),
         tls=spec.tls,
     )

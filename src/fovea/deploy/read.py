@@ -9,7 +9,7 @@ from typing import Any
 
 from fovea.core.config_files import check_keys, read_toml, settings_table, tables
 from fovea.core.errors import ConfigError
-from fovea.core.findings import Findings
+from fovea.core.findings import Findings, renamed
 from fovea.core.settings import settings_of, value_errors
 from fovea.deploy.monitoring.objectives import Targets
 from fovea.deploy.spec import Cloud, DeploySpec, Gateway, Monitoring, Pool, Redis, Scale, Stop
@@ -30,12 +30,21 @@ RENDERED = ("host", "port", "model", "served_model_name", "config", "api_key", "
 """Settings of `fovea serve` and `fovea gateway` that renderers set themselves."""
 
 
+Check = Callable[[Mapping[str, Any]], list[ConfigError]]
+
+
 @dataclass(frozen=True, slots=True)
 class KnownSettings:
-    """Names of the settings that the tables `settings` of a pool and of the gateway may hold."""
+    """Settings that the tables `settings` of a pool and of the gateway may hold.
+
+    engine, gateway: their names.
+    check_engine, check_gateway: return the errors of values, by name; None: values are not checked.
+    """
 
     engine: Collection[str]
     gateway: Collection[str]
+    check_engine: Check | None = None
+    check_gateway: Check | None = None
 
 
 def read_spec(path: Path, known: KnownSettings) -> DeploySpec:
@@ -60,20 +69,23 @@ def spec_of(values: Mapping[str, Any], known: KnownSettings) -> DeploySpec:
     for name, cls in SECTIONS.items():
         if name in values:
             with findings.part(name):
-                parts[name] = _table(f"[{name}]", cls, values[name], known.gateway)
+                parts[name] = _table(f"[{name}]", cls, values[name], known.gateway, known.check_gateway)
     entries: list[dict[str, Any]] = []
     with findings.part():
         entries = tables("", values, "pool")
     for number, entry in enumerate(entries, 1):
         with findings.part("pool", number):
-            pools.append(_table(f"[[pool]] number {number}", Pool, entry, known.engine))
+            where = f"[[pool]] number {number}"
+            pools.append(_table(where, Pool, entry, known.engine, known.check_engine))
     given = [(entry, own[entry.name]) for entry in settings_of(DeploySpec) if entry.name in own]
     findings.errors += value_errors(given)
     findings.check()
     return DeploySpec(pools=tuple(pools), **own, **parts)
 
 
-def _table(where: str, cls: Callable[..., Any], values: Any, known: Collection[str]) -> Any:
+def _table(
+    where: str, cls: Callable[..., Any], values: Any, known: Collection[str], check: Check | None
+) -> Any:
     """Return one table as its dataclass. Raises ConfigError that names the table."""
     if cls is Monitoring and isinstance(values, Mapping):
         given, findings = values.get("targets", {}), Findings()
@@ -88,14 +100,14 @@ def _table(where: str, cls: Callable[..., Any], values: Any, known: Collection[s
         return settings_table(cls, where, values)
     settings, findings = values.get("settings", {}), Findings()
     with findings.part("settings"):
-        _check_settings(f"{where} settings", settings, known)
+        _check_settings(f"{where} settings", settings, known, check)
     with findings.part():
         made = settings_table(cls, where, values, settings=settings if isinstance(settings, Mapping) else {})
     findings.check()
     return made
 
 
-def _check_settings(where: str, values: Any, known: Collection[str]) -> None:
+def _check_settings(where: str, values: Any, known: Collection[str], check: Check | None) -> None:
     if not isinstance(values, dict):
         raise ConfigError(f"{where} is {values!r}; accepted: a table of settings", param="settings")
     findings = Findings()
@@ -107,7 +119,9 @@ def _check_settings(where: str, values: Any, known: Collection[str]) -> None:
         for name in values
         if name in RENDERED
     ]
+    rest = {name: value for name, value in values.items() if name not in RENDERED}
     with findings.part():
-        rest = {name: value for name, value in values.items() if name not in RENDERED}
         check_keys(where, rest, [name for name in known if name not in RENDERED])
+    if check is not None:
+        findings.errors += [renamed(each, where) for each in check(rest)]
     findings.check()

@@ -239,7 +239,10 @@ class Monitoring:
     retention_days: int = setting(
         31, "Days for which Prometheus keeps its data; budgets of 30 days need 31.", low=1, high=3650
     )
-    alert_webhook: str = setting("", "URL that gets alerts; empty: none is sent.", check=check_url)
+    alert_webhook: str = setting(
+        "", "URL that gets alerts, written in plain text; empty: none is sent. Not for Kubernetes.",
+        check=check_url,
+    )  # fmt: skip
     runbooks: str = setting(
         "", "URL of your copy of docs/runbooks.md, for the links of alerts; empty: they lead nowhere.",
         check=check_url,
@@ -353,8 +356,8 @@ class DeploySpec:
         "istio", "Class of the Gateway, for the target gateway-api.", check=check_host
     )
     tls: bool = setting(
-        False, "Clients use TLS. The proxy ends it, with the certificate in /etc/fovea/tls; for Kubernetes "
-        "see `tls_ends`.",
+        False, "Clients use TLS. The proxy decrypts it with the certificate in /etc/fovea/tls; for "
+        "Kubernetes see `tls_ends`.",
     )  # fmt: skip
     trusted_proxies: tuple[str, ...] = setting(
         (), "Addresses and networks of your own proxies in front of the deployment, whose X-Forwarded-For is "

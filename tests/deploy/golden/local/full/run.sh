@@ -119,7 +119,8 @@ start engine-tiny-1 "$PYTHON" -m fovea.cli.main serve --config engine-tiny-1.tom
 start gateway-0 "$PYTHON" -m fovea.cli.main gateway --config gateway-0.toml
 start gateway-1 "$PYTHON" -m fovea.cli.main gateway --config gateway-1.toml
 start prometheus prometheus --config.file=prometheus/prometheus.yml --storage.tsdb.path=state/prometheus \
-    --storage.tsdb.retention.time=31d --web.listen-address=127.0.0.1:8181
+    --storage.tsdb.retention.time=31d --enable-feature=exemplar-storage \
+    --web.listen-address=127.0.0.1:8181
 start alertmanager "$(command -v alertmanager || echo prometheus-alertmanager)" --config.file=alertmanager/alertmanager.yml \
     --storage.path=state/alertmanager --cluster.listen-address= --web.listen-address=127.0.0.1:8182
 if [ "$proxy" = envoy ]; then
