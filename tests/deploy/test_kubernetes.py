@@ -266,6 +266,33 @@ def test_targets_that_cannot_give_pods_the_certificate_say_so(name: str) -> None
     render(dataclasses.replace(spec, kubernetes=Kubernetes(tls_ends="gateway")), [name])
 
 
+def test_the_certificate_is_where_the_gateway_reads_its_secret() -> None:
+    """Istio's ingress gateway reads Secrets of its own namespace, and it found none there."""
+    cluster = Kubernetes(tls_ends="gateway", issuer="ca", ingress_namespace="edge")
+    spec = DeploySpec(pools=(Pool(name="a"),), name="vlm", tls=True, kubernetes=cluster)
+    files = render(spec, ["kubernetes", "istio", "gateway-api"])
+    places = {
+        path: yaml.safe_load(text)["metadata"]["namespace"]
+        for path, text in files.items()
+        if path.endswith("/certificate.yaml")
+    }
+    assert places == {
+        "istio/certificate.yaml": "edge",
+        "gateway-api/service/certificate.yaml": "vlm",
+        "gateway-api/inference-pool/certificate.yaml": "vlm",
+    }
+    for path in places:
+        folder = path.rpartition("/")[0]
+        assert "certificate.yaml" in yaml.safe_load(files[f"{folder}/kustomization.yaml"])["resources"]
+    (server,) = (
+        each
+        for each in yaml.safe_load(files["istio/gateway.yaml"])["spec"]["servers"]
+        if "credentialName" in each.get("tls", {})
+    )
+    certificate = yaml.safe_load(files["istio/certificate.yaml"])
+    assert certificate["spec"]["secretName"] == server["tls"]["credentialName"]
+
+
 def test_prometheus_has_a_key_of_its_own_role() -> None:
     texts = "".join(manifests.files("full").values())
     assert "admin-key" not in texts

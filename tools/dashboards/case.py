@@ -33,12 +33,17 @@ class Case(NamedTuple):
     at: str = "20m"
 
 
-def test_file(cases: Sequence[Case], alerts: Mapping[str, Alert], step: str) -> str:
-    """Return a file for `promtool test rules`. step: between two evaluations of the rules."""
+def test_file(
+    cases: Sequence[Case], alerts: Mapping[str, Alert], step: str, rules: Sequence[str] = ("alerts",)
+) -> str:
+    """Return a file for `promtool test rules`.
+
+    step: between two evaluations of the rules. rules: names of the files of rules.
+    """
     tests = [test for case in cases for test in (_fires(case, alerts[case.alert]), _silent(case))]
     head = "# Written by tools/dashboards from its cases. Run it: promtool test rules FILE\n"
-    rules = ["../alerts.yml"]
-    return head + as_yaml({"rule_files": rules, "evaluation_interval": step, "tests": tests})
+    files = [f"../{name}.yml" for name in rules]
+    return head + as_yaml({"rule_files": files, "evaluation_interval": step, "tests": tests})
 
 
 def _fires(case: Case, alert: Alert) -> dict[str, Any]:

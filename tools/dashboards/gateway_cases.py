@@ -18,7 +18,7 @@ REDIS = gateway("fovea_gateway_response_cache", 'name="redis_failing"')
 GATEWAYS = (
     Case(
         "FoveaGatewayNoBackend", GATEWAY, "0",
-        {UP: "0x60", OTHER_UP: "0x60"}, {UP: "0x60", OTHER_UP: "1x60"},
+        {UP: "1x5 0x60", OTHER_UP: "1x5 0x60"}, {UP: "0x60", OTHER_UP: "0x60"},  # never up: it starts
     ),
     Case("FoveaGatewayBackendAway", {**GATEWAY, "backend": "one"}, "0", {UP: "0x60"}, {UP: "1x17 0x60"}),
     Case(

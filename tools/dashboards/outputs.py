@@ -31,6 +31,8 @@ CASES: dict[str, tuple[Case, ...]] = {
 
 STEPS = {"memory": "5m"}
 """Time between two evaluations, for cases that last for hours."""
+RULES = {"gateway": ("recording", "alerts")}
+"""Files of rules that cases need, if not only the alerts."""
 
 
 def outputs() -> dict[str, str]:
@@ -42,7 +44,9 @@ def outputs() -> dict[str, str]:
         f"{FOLDER}/rules/recording.yml": recording_rules(),
         f"{FOLDER}/rules/alerts.yml": alert_rules(),
         **{
-            f"{FOLDER}/rules/tests/{name}.yml": test_file(cases, alerts, STEPS.get(name, "2m"))
+            f"{FOLDER}/rules/tests/{name}.yml": test_file(
+                cases, alerts, STEPS.get(name, "2m"), RULES.get(name, ("alerts",))
+            )
             for name, cases in CASES.items()
         },
         f"{FOLDER}/rules/tests/recording.yml": recording_tests(),

@@ -58,10 +58,40 @@ def recording_tests() -> str:
                 )
             ],
         },
+        _pages("a first start pages nobody", "0x25 1x40", {"20m": False, "35m": False}),
+        _pages("all backends are lost later", "0x10 1x10 0x30", {"19m": False, "26m": True}),
+        _pages("nothing ever becomes ready", "0x60", {"29m": False, "34m": True}),
+        _pages(
+            "none is ready after Prometheus was away",
+            "1 _x70 0x60",
+            {"95m": False, "104m": True},
+            "1 _x70 1x60",
+        ),
     ]
     head = "# Written by tools/dashboards from its cases. Run it: promtool test rules FILE\n"
     rules = ["../recording.yml", "../alerts.yml"]
     return head + as_yaml({"rule_files": rules, "evaluation_interval": "1m", "tests": tests})
+
+
+def _pages(name: str, ready: str, expected: dict[str, bool], up: str = "1x60") -> dict[str, Any]:
+    """Return a test of an engine and a gateway.
+
+    ready, up: whether the engine is ready and is scraped, by minutes.
+    expected: whether both alerts about that fire, by times.
+    """
+    firing = {'{alertname="FoveaBudgetBurnFastest"}': 2.0, '{alertname="FoveaGatewayNoBackend"}': 1.0}
+    pages = 'count by (alertname) (ALERTS{severity="critical", alertstate="firing"})'
+    return {
+        "name": name,
+        "interval": "1m",
+        "input_series": [
+            {"series": server("fovea:ready"), "values": ready},
+            {"series": gateway("fovea_gateway_backend_up", 'backend="one"'), "values": ready},
+            {"series": server("up"), "values": up},
+            {"series": gateway("up"), "values": up},
+        ],
+        "promql_expr_test": [_check(pages, at, firing if fires else {}) for at, fires in expected.items()],
+    }
 
 
 def _input() -> dict[str, str]:
@@ -80,7 +110,7 @@ def _input() -> dict[str, str]:
         server("fovea:ttft_seconds_count"): f"0+100x{MINUTES}",
         server("fovea:itl_seconds_bucket", 'le="0.5"'): f"0+980x{MINUTES}",
         server("fovea:itl_seconds_count"): f"0+1000x{MINUTES}",
-        server("fovea:ready"): f"0x5 1x{MINUTES}",
+        server("fovea:ready"): f"1 0x5 1x{MINUTES}",
         server("up"): f"1x{MINUTES}",
         gateway("fovea_gateway_requests_total", 'status="200", tenant="a"'): f"0+199x{MINUTES}",
         gateway("fovea_gateway_requests_total", 'status="502", tenant="a"'): f"0+1x{MINUTES}",

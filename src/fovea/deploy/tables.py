@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fovea.core.settings import check_settings, setting
-from fovea.deploy.accepted import check_endpoint, check_optional_image, check_optional_label
+from fovea.deploy.accepted import check_endpoint, check_label, check_optional_image, check_optional_label
 from fovea.deploy.images import images
 
 
@@ -69,6 +69,11 @@ class Kubernetes:
         check=check_optional_label,
     )  # fmt: skip
     issuer_kind: str = setting("ClusterIssuer", "Kind of the issuer.", choices=("ClusterIssuer", "Issuer"))
+    ingress_namespace: str = setting(
+        "istio-system", "Namespace of Istio's ingress gateway, which reads the Secret NAME-tls there: the "
+        "target istio renders the Certificate of `issuer` into it.",
+        check=check_label,
+    )  # fmt: skip
     storage_class: str = setting(
         "", "Storage class of volumes; empty: the cluster's default.", check=check_optional_label
     )

@@ -261,8 +261,11 @@ TOKENS = ("ttft", "itl")
 """Objectives about tokens. Servers measure them, gateways do not."""
 JOBS = 'job=~"fovea.*"'
 """Matches the jobs of servers and gateways. Only `up` needs it: all other names are Fovea's own."""
+FIRST_START = "30m"
+"""Time in which a job may become ready for the first time."""
 ROUTES = 'route=~"/v1/(chat/completions|completions|messages|responses|predict)|/invocations"'
 """Matches the routes that generate answers. Objectives count no others."""
+READY = "1 while at least one server of a job is ready, 0 after that; none before a first start has ended"
 SERVER, GATEWAY = "fovea:requests_total", "fovea_gateway_requests_total"
 
 
@@ -338,7 +341,7 @@ def _short(each: Objective) -> Iterator[Record]:
     labels = {"slo": each.slo}
     share = "share of requests, or of time, that missed the objective"
     if each.slo == "availability":
-        yield Record("fovea_slo:ready:bool", _ready(), text="1 while at least one server of a job is ready")
+        yield Record("fovea_slo:ready:bool", _ready(), text=READY)
     for window in SHORT:
         bad, total = _bad(each, window), _all(each, window)
         name = f"fovea_slo:bad:ratio{window}"
@@ -390,10 +393,19 @@ def _left() -> Record:
 
 
 def _ready() -> str:
-    """Whether at least one server of a job is ready. A server that cannot be scraped is not."""
+    """Whether at least one server of a job is ready. A server that cannot be scraped is not.
+
+    Before a job is ready for the first time there is no result: weights are downloaded or loaded, which is no
+    failure. After FIRST_START without a ready server there is one, so that a start that fails is seen. The
+    rule knows by its own series that a job was ready before.
+    """
+    now = (
+        "(max by (job) (fovea:ready) or max by (job) (fovea_gateway_backend_up) "
+        f"or max by (job) (up{{{JOBS}}}) * 0)"
+    )
     return (
-        "max by (job) (fovea:ready) or max by (job) (fovea_gateway_backend_up) "
-        f"or max by (job) (up{{{JOBS}}}) * 0"
+        f"{now} > 0 or {now} and on (job) (present_over_time(fovea_slo:ready:bool[1h]) "
+        f"or max by (job) (up{{{JOBS}}} offset {FIRST_START}))"
     )
 
 

@@ -16,6 +16,7 @@ from fovea.deploy.formats import yaml_text
 from fovea.deploy.front import EXACT, FOLDERS
 from fovea.deploy.spec import DeploySpec, Pool
 from fovea.deploy.target import Check, Files
+from fovea.deploy.targets.kubernetes import workloads
 from fovea.deploy.targets.kubernetes.layout import OVERLAY, lint
 from fovea.deploy.targets.kubernetes.objects import (
     MODEL_LABEL,
@@ -42,13 +43,16 @@ def render(spec: DeploySpec) -> Files:
     """Return all files. Raises ConfigError if the pods behind the Gateway end TLS."""
     needs_gateway_tls(spec)
     service = {"gateway.yaml": [_gateway(spec)], "route.yaml": [_service_route(spec)]}
-    models = _models(spec)
+    models, certificate = _models(spec), workloads.certificate(spec)
+    if certificate:
+        service["certificate.yaml"] = certificate
     pools = {
         "gateway.yaml": [_gateway(spec)],
         "pools.yaml": [_inference_pool(spec, name) for name in models],
         "routes.yaml": [_pool_route(spec, name, alone=len(models) == 1) for name in models],
         "objectives.yaml": [_objective(spec, name, pools) for name, pools in models.items()],
         "network.yaml": [_open_engines(spec)],
+        **({"certificate.yaml": certificate} if certificate else {}),
     }
     return {**_folder("service", service), **_folder("inference-pool", pools)}
 

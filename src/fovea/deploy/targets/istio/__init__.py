@@ -16,6 +16,7 @@ from fovea.deploy.formats import fill_template, yaml_text
 from fovea.deploy.front import EXACT, FOLDERS
 from fovea.deploy.spec import DeploySpec
 from fovea.deploy.target import Check, Files
+from fovea.deploy.targets.kubernetes import workloads
 from fovea.deploy.targets.kubernetes.layout import COMPONENT, OVERLAY, lint
 from fovea.deploy.targets.kubernetes.objects import (
     POOL_LABEL,
@@ -56,8 +57,11 @@ def render(spec: DeploySpec) -> Files:
         f"{ROOT}/{path}": yaml_text(manifest(spec, kind, name, {"spec": bodies[kind.split()[1]]}))
         for path, (kind, name) in objects.items()
     }
+    if certificate := workloads.certificate(spec, spec.kubernetes.ingress_namespace):
+        files[f"{ROOT}/certificate.yaml"] = yaml_text(*certificate)
+    resources = [path.removeprefix(f"{ROOT}/") for path in files]
     return {
-        f"{ROOT}/kustomization.yaml": yaml_text({**OVERLAY, "resources": list(objects)}),
+        f"{ROOT}/kustomization.yaml": yaml_text({**OVERLAY, "resources": resources}),
         **files,
         f"{ROOT}/sidecar/kustomization.yaml": yaml_text(_sidecar(spec)),
     }

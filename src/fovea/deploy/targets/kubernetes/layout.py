@@ -234,8 +234,8 @@ def _objects(spec: DeploySpec, *, groups: bool) -> dict[str, list[Manifest]]:
         found["redis.yaml"] = workloads.redis(spec, spec.redis)
     if spec.tracing is not None:
         found["tracing.yaml"] = tracing.objects(spec, spec.tracing)
-    if certificate := workloads.certificate(spec):
-        found["certificate.yaml"] = certificate
+    if spec.kubernetes.tls_ends == "pods" and (certificate := workloads.certificate(spec)):
+        found["certificate.yaml"] = certificate  # the targets of Gateways render theirs themselves
     return found
 
 

@@ -204,8 +204,11 @@ def weights(spec: DeploySpec, pool: Pool) -> list[Manifest]:
     ]
 
 
-def certificate(spec: DeploySpec) -> list[Manifest]:
-    """The Certificate from which cert-manager makes the Secret of TLS; nothing without an issuer."""
+def certificate(spec: DeploySpec, namespace: str = "") -> list[Manifest]:
+    """The Certificate from which cert-manager makes the Secret of TLS; nothing without an issuer.
+
+    namespace: of whoever reads the Secret; "": that of the deployment.
+    """
     if not spec.tls or not spec.kubernetes.issuer:
         return []
     name = part_name(spec, "tls")
@@ -219,7 +222,10 @@ def certificate(spec: DeploySpec) -> list[Manifest]:
         },
         "privateKey": {"algorithm": "ECDSA", "size": 256, "rotationPolicy": "Always"},
     }
-    return [manifest(spec, "cert-manager.io/v1 Certificate", name, {"spec": body})]
+    found = manifest(spec, "cert-manager.io/v1 Certificate", name, {"spec": body})
+    if namespace:
+        found["metadata"]["namespace"] = namespace
+    return [found]
 
 
 ROLLING = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
