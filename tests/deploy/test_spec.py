@@ -51,6 +51,9 @@ def test_the_example_of_the_docstring_is_a_spec(tmp_path: Path) -> None:
         ({"pool": [POOL, POOL]}, "'tiny' is given twice"),
         ({"pool": [POOL, {"name": "b", "model": "Qwen/x"}]}, "needs [gateway]"),
         ({"pool": [{"name": "a", "settings": {"host": "x"}}]}, "holds host, which is rendered"),
+        ({"pool": [{"name": "a", "settings": {"device": "cpu"}}]}, "in its place: hardware of [[pool]]"),
+        ({"gateway": {"settings": {"keys_file": "x"}}}, "holds keys_file, which is rendered"),
+        ({"gateway": {"settings": {"redis": "redis://x"}}, "redis": {}}, "accepted in its place: [redis], or"),
         ({"pool": [{"name": "a", "replicas": 3, "max_replicas": 2}]}, "max_replicas is 2; accepted: 0, or 3"),
         ({"pool": [{"name": "a", "gpu": "T4"}]}, "but hardware is cpu"),
         ({"pool": [{"name": "a", "weights_gib": 9}]}, "accepted: a hub id, or no weights_gib"),
@@ -185,7 +188,7 @@ def test_values_of_settings_are_checked_with_their_lines(tmp_path: Path) -> None
 
 def test_paths_of_settings_are_those_of_the_servers() -> None:
     """A folder of a container need not be on the machine that renders."""
-    pool = {"name": "a", "settings": {"file_root": "/only/there", "keys_file": "/none/keys.toml"}}
+    pool = {"name": "a", "settings": {"file_root": "/only/there"}}
     assert spec_of({"pool": [pool]}, known_settings()).pools[0].settings == pool["settings"]
 
 
@@ -195,3 +198,10 @@ def test_a_setting_that_a_proxy_needs_as_a_number_is_one(name: str, target: str,
     spec = DeploySpec((Pool("tiny"),), gateway=Gateway(settings={name: value}), redis=Redis())
     with pytest.raises(ConfigError, match=f"settings: {name} is .*accepted: a whole number"):
         render(spec, [target])
+
+
+def test_a_redis_of_your_own_is_a_setting_without_the_table_redis() -> None:
+    gateway = {"settings": {"redis": "redis://10.0.0.9/0"}}
+    spec = spec_of({"pool": [POOL], "gateway": gateway}, known_settings())
+    assert spec.gateway is not None
+    assert spec.gateway.settings == gateway["settings"]

@@ -34,7 +34,7 @@ class Case(NamedTuple):
 
 
 def test_file(
-    cases: Sequence[Case], alerts: Mapping[str, Alert], step: str, rules: Sequence[str] = ("alerts",)
+    cases: Sequence[Case], alerts: Mapping[str, Alert], step: str, rules: Sequence[str]
 ) -> str:
     """Return a file for `promtool test rules`.
 

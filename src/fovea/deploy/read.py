@@ -26,8 +26,30 @@ SECTIONS: dict[str, Callable[..., Any]] = {
     "kubernetes": Kubernetes,
     "images": Images,
 }
-RENDERED = ("host", "port", "model", "served_model_name", "config", "api_key", "admin_key", "metrics_key")
-"""Settings of `fovea serve` and `fovea gateway` that renderers set themselves."""
+_SECRET = "a secret, as docs/deployment.md says for each target"
+RENDERED: Mapping[str, str] = {
+    "host": "nothing",
+    "port": "engine_port or gateway_port",
+    "model": "model of [[pool]]",
+    "served_model_name": "served_name of [[pool]]",
+    "device": "hardware of [[pool]]",
+    "config": "nothing",
+    **dict.fromkeys(("api_key", "admin_key", "metrics_key", "keys_file"), _SECRET),
+    **dict.fromkeys(("tls_cert", "tls_key"), "tls"),
+    "trusted_proxies": "trusted_proxies at the top",
+    "max_body_mib": "max_body_mib at the top",
+    **dict.fromkeys(("request_timeout", "total_s"), "max_answer_s"),
+    **dict.fromkeys(("drain_seconds", "lame_duck_s"), "[stop]"),
+    "otlp_endpoint": "otlp_endpoint of [monitoring], or [tracing]",
+}
+"""Settings of `fovea serve` and `fovea gateway` that renderers set themselves, and what to use in their place."""
+RENDERED_WITH: Mapping[str, Mapping[str, str]] = {
+    "redis": dict.fromkeys(
+        ("redis", "accounts", "response_cache_redis_mib", "accounts_sharers"), "[redis], or the setting without that table"
+    ),
+    "tracing": {"otlp_protocol": "[tracing], or the setting without that table", "trace_share": "share of [tracing]"},
+}
+"""The same by tables of the spec: with such a table, these are set, too."""
 
 
 Check = Callable[[Mapping[str, Any]], list[ConfigError]]
@@ -47,6 +69,15 @@ class KnownSettings:
     check_gateway: Check | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The settings of one table `settings`: their names, their check, and those that a renderer sets."""
+
+    names: Collection[str]
+    check: Check | None
+    rendered: Mapping[str, str]
+
+
 def read_spec(path: Path, known: KnownSettings) -> DeploySpec:
     """Read a spec file. Raises ConfigError."""
     values = read_toml(path, param="spec")
@@ -62,30 +93,32 @@ def spec_of(values: Mapping[str, Any], known: KnownSettings) -> DeploySpec:
         for name, each in values.items()
         if name in names
     }
-    findings = Findings()
+    findings, rendered = Findings(), dict(RENDERED)
+    for name in RENDERED_WITH.keys() & values.keys():
+        rendered |= RENDERED_WITH[name]
+    gateway = _Known(known.gateway, known.check_gateway, rendered)
+    engine = _Known(known.engine, known.check_engine, rendered)
     with findings.part():
         check_keys("", values, [*names, "pool", *SECTIONS])
     parts, pools = {}, []
     for name, cls in SECTIONS.items():
         if name in values:
             with findings.part(name):
-                parts[name] = _table(f"[{name}]", cls, values[name], known.gateway, known.check_gateway)
+                parts[name] = _table(f"[{name}]", cls, values[name], gateway)
     entries: list[dict[str, Any]] = []
     with findings.part():
         entries = tables("", values, "pool")
     for number, entry in enumerate(entries, 1):
         with findings.part("pool", number):
             where = f"[[pool]] number {number}"
-            pools.append(_table(where, Pool, entry, known.engine, known.check_engine))
+            pools.append(_table(where, Pool, entry, engine))
     given = [(entry, own[entry.name]) for entry in settings_of(DeploySpec) if entry.name in own]
     findings.errors += value_errors(given)
     findings.check()
     return DeploySpec(pools=tuple(pools), **own, **parts)
 
 
-def _table(
-    where: str, cls: Callable[..., Any], values: Any, known: Collection[str], check: Check | None
-) -> Any:
+def _table(where: str, cls: Callable[..., Any], values: Any, known: _Known) -> Any:
     """Return one table as its dataclass. Raises ConfigError that names the table."""
     if cls is Monitoring and isinstance(values, Mapping):
         given, findings = values.get("targets", {}), Findings()
@@ -100,28 +133,29 @@ def _table(
         return settings_table(cls, where, values)
     settings, findings = values.get("settings", {}), Findings()
     with findings.part("settings"):
-        _check_settings(f"{where} settings", settings, known, check)
+        _check_settings(f"{where} settings", settings, known)
     with findings.part():
         made = settings_table(cls, where, values, settings=settings if isinstance(settings, Mapping) else {})
     findings.check()
     return made
 
 
-def _check_settings(where: str, values: Any, known: Collection[str], check: Check | None) -> None:
+def _check_settings(where: str, values: Any, known: _Known) -> None:
     if not isinstance(values, dict):
         raise ConfigError(f"{where} is {values!r}; accepted: a table of settings", param="settings")
     findings = Findings()
     findings.errors += [
         ConfigError(
-            f"{where} holds {name}, which is rendered from the rest of the spec or given as a secret",
+            f"{where} holds {name}, which is rendered from the rest of the spec; accepted in its place: "
+            f"{known.rendered[name]}",
             param=name,
         )
         for name in values
-        if name in RENDERED
+        if name in known.rendered
     ]
-    rest = {name: value for name, value in values.items() if name not in RENDERED}
+    rest = {name: value for name, value in values.items() if name not in known.rendered}
     with findings.part():
-        check_keys(where, rest, [name for name in known if name not in RENDERED])
-    if check is not None:
-        findings.errors += [renamed(each, where) for each in check(rest)]
+        check_keys(where, rest, [name for name in known.names if name not in known.rendered])
+    if known.check is not None:
+        findings.errors += [renamed(each, where) for each in known.check(rest)]
     findings.check()

@@ -94,7 +94,7 @@ class Pool:
     With hardware cuda an engine has one GPU, one MIG slice, or the GPUs that its settings tensor_parallel and
     pipeline_parallel say.
 
-    settings: settings of `fovea serve` beside those that the renderers set: host, port, model, keys.
+    settings: settings of `fovea serve` beside those that the renderers set (`read.RENDERED`).
     """
 
     name: str = setting("", "Name of the pool, a part of the names of its objects.", check=check_label)
@@ -201,7 +201,7 @@ class Pool:
 class Gateway:
     """The gateway in front of the pools.
 
-    settings: settings of `fovea gateway` beside those that the renderers set: host, port, backends, Redis.
+    settings: settings of `fovea gateway` beside those that the renderers set (`read.RENDERED`).
     """
 
     replicas: int = setting(1, "Gateways.", low=1, high=100)
