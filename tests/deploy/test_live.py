@@ -115,7 +115,12 @@ def monitored(
         running = programs.enter_context(stack(*options))
         load(running)
         config = prometheus_config(
-            [running.server], [running.gateway], receiver, interval="1s", key_file=str(running.key_file)
+            [running.server],
+            [running.gateway],
+            receiver,
+            interval="1s",
+            key_file=str(running.key_file),
+            gateway_key_file=str(running.key_file),
         )
         files = {
             "prometheus.yml": config,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -98,6 +99,9 @@ def test_every_cuda_engine_of_a_compose_stack_has_a_gpu_of_its_own() -> None:
     assert "reservations" not in services["engine-b-0"]["deploy"]["resources"]
 
 
+REDIS = {"compose": "redis.conf", "local": "redis.conf", "systemd": "config/redis.conf"}
+
+
 def test_a_compose_stack_stops_engines_after_their_own_grace_period() -> None:
     services = load(render(FULL, ["compose"])["docker-compose.yaml"])["services"]
     for engine in engines(FULL):
@@ -112,6 +116,43 @@ def test_no_key_is_in_a_compose_file() -> None:
     assert stack["secrets"] == {"grafana-password": {"file": "./secrets/grafana-password"}}
     assert not any(path.startswith("secrets/") for path in files)
     assert tomllib.loads(files["gateway/gateway.toml"])["keys_file"] == "/etc/fovea/keys/keys.toml"
+
+
+def test_the_url_of_alerts_comes_from_a_file_and_engines_behind_gateways_get_no_key() -> None:
+    monitoring = Monitoring(alert_webhook_file="/etc/vlm/alerts")
+    spec = dataclasses.replace(FULL, monitoring=monitoring)
+    files = render(spec, ["compose"])
+    stack = load(files["docker-compose.yaml"])
+    assert stack["secrets"]["alert-webhook"] == {"file": "/etc/vlm/alerts"}
+    assert stack["services"]["alertmanager"]["secrets"] == ["alert-webhook"]
+    places = {
+        "compose": "/run/secrets/alert-webhook",
+        "systemd": "/etc/vlm/alerts",
+        "local": "/etc/vlm/alerts",
+    }
+    for name, place in places.items():
+        files = render(spec, [name])
+        (receiver,) = load(files["alertmanager/alertmanager.yml"])["receivers"]
+        assert receiver["webhook_configs"] == [{"url_file": place, "send_resolved": True}]
+        config = load(files["prometheus/prometheus.yml"])
+        assert "alerting" in config
+        keyed = {job["job_name"] for job in config["scrape_configs"] if "authorization" in job}
+        assert keyed == (set() if name == "local" else {"fovea-gateway"})
+    alone = DeploySpec(pools=(Pool(name="tiny"),), monitoring=monitoring)
+    (job,) = load(render(alone, ["systemd"])["prometheus/prometheus.yml"])["scrape_configs"]
+    assert job["authorization"] == {"credentials_file": "/etc/fovea/metrics-key"}
+
+
+def test_redis_answers_the_gateways_of_a_compose_stack() -> None:
+    """It has no password there, and by default it refuses other machines without one."""
+    lines = {name: render(FULL, [name])[path].splitlines() for name, path in REDIS.items()}
+    assert {name: "protected-mode no" in text for name, text in lines.items()} == {
+        "compose": True, "local": False, "systemd": False,
+    }  # fmt: skip
+    stack = load(render(FULL, ["compose"])["docker-compose.yaml"])
+    users = {name for name, each in stack["services"].items() if "data" in each["networks"]}
+    assert users == {"redis", "gateway-0", "gateway-1"}
+    assert stack["networks"]["data"] == {"internal": True}
 
 
 def test_accounts_in_redis_are_never_evicted_for_answers() -> None:

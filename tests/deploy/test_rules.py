@@ -85,7 +85,7 @@ def test_configurations_are_valid(tmp_path: Path) -> None:
             "recording.yml": recording_rules(targets),
             "alerts.yml": alert_rules("https://wiki.example/runbooks"),
             "prometheus.yml": prometheus_config(
-                ["a:8000", "b:8000"], ["g:8080"], "alertmanager:9093", key_file="metrics.key"
+                ["a:8000", "b:8000"], ["g:8080"], "alertmanager:9093", gateway_key_file="metrics.key"
             ),
             "alertmanager.yml": alertmanager_config("http://hook:1/", critical_url="http://pager:1/"),
         },

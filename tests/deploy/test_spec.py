@@ -6,7 +6,7 @@ import pytest
 from fovea.cli.deploy import known_settings
 from fovea.core.errors import ConfigError
 from fovea.core.settings import build_settings, settings_of
-from fovea.deploy.read import KnownSettings, read_spec, spec_of
+from fovea.deploy.read import KnownSettings, read_spec, spec_of, unused_images
 from fovea.deploy.spec import DeploySpec, Gateway, Pool, Redis, Stop
 from fovea.deploy.target import render
 from fovea.gateway.settings import GatewaySettings
@@ -53,13 +53,19 @@ def test_the_example_of_the_docstring_is_a_spec(tmp_path: Path) -> None:
         ({"pool": [{"name": "a", "settings": {"host": "x"}}]}, "holds host, which is rendered"),
         ({"pool": [{"name": "a", "settings": {"device": "cpu"}}]}, "in its place: hardware of [[pool]]"),
         ({"gateway": {"settings": {"keys_file": "x"}}}, "holds keys_file, which is rendered"),
-        ({"gateway": {"settings": {"redis": "redis://x"}}, "redis": {}}, "accepted in its place: [redis], or"),
+        (
+            {"gateway": {"settings": {"redis": "redis://x"}}, "redis": {}},
+            "accepted in its place: [redis], or",
+        ),
         ({"pool": [{"name": "a", "replicas": 3, "max_replicas": 2}]}, "max_replicas is 2; accepted: 0, or 3"),
         ({"pool": [{"name": "a", "gpu": "T4"}]}, "but hardware is cpu"),
         ({"pool": [{"name": "a", "weights_gib": 9}]}, "accepted: a hub id, or no weights_gib"),
         ({"pool": [{"name": "a", "weights_image": "x:1"}]}, "accepted: an absolute folder, such as /models"),
         ({"tls": True, "proxy_port": 80}, "proxy_port and redirect_port are both 80"),
         ({"trusted_proxies": ["10.0.0.0/33"]}, "accepted: addresses and networks"),
+        ({"images": {"redis": "redis:8:x"}}, "[images]: redis is 'redis:8:x'; accepted: an image"),
+        ({"monitoring": {"alert_webhook_file": "urls"}}, "accepted: an absolute path"),
+        ({"monitoring": {"alert_webhook_file": "/a", "alert_webhook": "http://x/"}}, "one of them"),
         ({"images": {"redis": "redis 8"}}, "[images]: redis is 'redis 8'; accepted: an image"),
         ({"images": {"redys": "redis:8"}}, "[images]: unknown key 'redys'; did you mean 'redis'?"),
         ({"tracing": {"backend": "http://x"}}, "accepted: HOST:PORT, such as tempo.example.com:4317"),
@@ -205,3 +211,27 @@ def test_a_redis_of_your_own_is_a_setting_without_the_table_redis() -> None:
     spec = spec_of({"pool": [POOL], "gateway": gateway}, known_settings())
     assert spec.gateway is not None
     assert spec.gateway.settings == gateway["settings"]
+
+
+@pytest.mark.parametrize(
+    "url", ["https://x.example/hook/SECRET?sig=SECRET", "https://SECRET:SECRET@x.example/"]
+)
+def test_an_error_about_the_url_of_alerts_shows_its_host_only(url: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        of(monitoring={"alert_webhook": url})
+    assert "alert_webhook is 'https://x.example/...'; accepted: " in str(error.value)
+    assert "alert_webhook_file" in str(error.value)
+    assert "SECRET" not in str(error.value)
+
+
+def test_images_that_nothing_uses_are_told_with_what_would_use_them() -> None:
+    images = dict.fromkeys(("nginx", "redis", "alertmanager", "collector", "jaeger"), "x:1")
+    own = {"backend": "tempo:4317"}
+    spec = of(images=images, monitoring={"alert_webhook_file": "/etc/vlm/alerts"}, tracing=own)
+    assert unused_images(spec) == [
+        "[images] redis is not used; accepted: [redis], or no redis",
+        "[images] jaeger is not used; accepted: [tracing] without backend, or no jaeger",
+    ]
+    assert unused_images(of(images=images, tracing={}, redis={}, gateway={}, monitoring={})) == [
+        "[images] alertmanager is not used; accepted: alert_webhook of [monitoring], or no alertmanager"
+    ]

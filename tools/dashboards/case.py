@@ -33,9 +33,7 @@ class Case(NamedTuple):
     at: str = "20m"
 
 
-def test_file(
-    cases: Sequence[Case], alerts: Mapping[str, Alert], step: str, rules: Sequence[str]
-) -> str:
+def test_file(cases: Sequence[Case], alerts: Mapping[str, Alert], step: str, rules: Sequence[str]) -> str:
     """Return a file for `promtool test rules`.
 
     step: between two evaluations of the rules. rules: names of the files of rules.

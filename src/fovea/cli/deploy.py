@@ -12,7 +12,7 @@ from fovea.cli import options
 from fovea.core.errors import ConfigError
 from fovea.deploy import images
 from fovea.deploy import target as checks
-from fovea.deploy.read import KnownSettings, read_spec
+from fovea.deploy.read import KnownSettings, read_spec, unused_images
 from fovea.deploy.spec import DeploySpec
 from fovea.deploy.target import TARGETS, render, target
 from fovea.deploy.write import write
@@ -119,7 +119,10 @@ def run_versions(args: argparse.Namespace) -> int:
 def _spec(args: argparse.Namespace) -> DeploySpec:
     for name in args.target:
         target(name)
-    return read_spec(Path(args.spec), known_settings())
+    spec = read_spec(Path(args.spec), known_settings())
+    for warning in unused_images(spec):
+        print(f"warning: {warning}", file=sys.stderr)
+    return spec
 
 
 def known_settings() -> KnownSettings:

@@ -8,15 +8,18 @@ from __future__ import annotations
 import ipaddress
 import re
 
+from fovea.core.errors import ConfigError
+
 _LABEL = re.compile(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?")
 _HOST = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 _IMAGE = re.compile(
-    r"[a-z0-9]+([._:/-][a-z0-9]+)*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
+    r"(?:[a-z0-9]+(?:[.-][a-z0-9]+)*:[0-9]{1,5}/)?[a-z0-9]+(?:[._/-][a-z0-9]+)*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
 )
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _MODEL = re.compile(r"[A-Za-z0-9/~][A-Za-z0-9._/~-]{0,254}")
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}|")
 _URL = re.compile(r"https?://[A-Za-z0-9.\-\[\]:]+(/[A-Za-z0-9._~/%-]*)?|")
+_FILE = re.compile(r"(/[A-Za-z0-9._-]+)+|")
 _ADDRESSES = "http://HOST:PORT/PATH or https://HOST/PATH"
 _MACHINE = re.compile(r"[a-z0-9.-]{0,64}")
 _ROLE = re.compile(r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[A-Za-z0-9+=,.@_/-]{1,128}|")
@@ -59,6 +62,23 @@ def check_model_name(value: str) -> str:
 def check_url(value: str) -> str:
     """A URL without user, query and fragment, or nothing."""
     return "" if _URL.fullmatch(value) else f"{_ADDRESSES}, without user, query and fragment"
+
+
+def check_webhook(value: str) -> str:
+    """A URL as `check_url` wants it. Raises ConfigError without what may be a secret: all but the host."""
+    if not (words := check_url(value)):
+        return ""
+    found = re.match(r"(https?://)(?:[^/?#]*@)?([^/?#@]*)", value)
+    raise ConfigError(
+        f"alert_webhook is {found[1] + found[2] + '/...' if found else 'no URL'!r}; accepted: {words}. A URL "
+        "with a secret belongs into a file: alert_webhook_file",
+        param="alert_webhook",
+    )
+
+
+def check_file(value: str) -> str:
+    """An absolute path, or nothing."""
+    return "" if _FILE.fullmatch(value) and ".." not in value else "an absolute path, such as /etc/vlm/alerts"
 
 
 def check_machine_type(value: str) -> str:

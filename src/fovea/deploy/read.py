@@ -42,12 +42,16 @@ RENDERED: Mapping[str, str] = {
     **dict.fromkeys(("drain_seconds", "lame_duck_s"), "[stop]"),
     "otlp_endpoint": "otlp_endpoint of [monitoring], or [tracing]",
 }
-"""Settings of `fovea serve` and `fovea gateway` that renderers set themselves, and what to use in their place."""
+"""Settings of `fovea serve` and `fovea gateway` that renderers set, and what to use in their place."""
 RENDERED_WITH: Mapping[str, Mapping[str, str]] = {
     "redis": dict.fromkeys(
-        ("redis", "accounts", "response_cache_redis_mib", "accounts_sharers"), "[redis], or the setting without that table"
+        ("redis", "accounts", "response_cache_redis_mib", "accounts_sharers"),
+        "[redis], or the setting without that table",
     ),
-    "tracing": {"otlp_protocol": "[tracing], or the setting without that table", "trace_share": "share of [tracing]"},
+    "tracing": {
+        "otlp_protocol": "[tracing], or the setting without that table",
+        "trace_share": "share of [tracing]",
+    },
 }
 """The same by tables of the spec: with such a table, these are set, too."""
 
@@ -159,3 +163,21 @@ def _check_settings(where: str, values: Any, known: _Known) -> None:
     if known.check is not None:
         findings.errors += [renamed(each, where) for each in known.check(rest)]
     findings.check()
+
+
+def unused_images(spec: DeploySpec) -> list[str]:
+    """Return a sentence for each image of [images] whose service the spec does not have."""
+    monitoring, tracing = spec.monitoring, spec.tracing
+    users = {
+        "redis": (spec.redis is not None, "[redis]"),
+        "prometheus": (monitoring is not None, "[monitoring]"),
+        "alertmanager": (monitoring is not None and monitoring.alerts, "alert_webhook of [monitoring]"),
+        "grafana": (monitoring is not None and monitoring.grafana, "[monitoring] with grafana = true"),
+        "collector": (tracing is not None, "[tracing]"),
+        "jaeger": (tracing is not None and not tracing.backend, "[tracing] without backend"),
+    }
+    return [
+        f"[images] {name} is not used; accepted: {table}, or no {name}"
+        for name, (used, table) in users.items()
+        if getattr(spec.images, name) and not used
+    ]

@@ -31,6 +31,7 @@ from fovea import __version__
 from fovea.core.errors import ConfigError
 from fovea.core.settings import check_settings, setting
 from fovea.deploy.accepted import (
+    check_file,
     check_host,
     check_image,
     check_label,
@@ -42,6 +43,7 @@ from fovea.deploy.accepted import (
     check_proxy,
     check_role,
     check_url,
+    check_webhook,
 )
 from fovea.deploy.gpus import GPUS, check_engine, check_profile
 from fovea.deploy.monitoring.objectives import Targets
@@ -241,7 +243,11 @@ class Monitoring:
     )
     alert_webhook: str = setting(
         "", "URL that gets alerts, written in plain text; empty: none is sent. Not for Kubernetes.",
-        check=check_url,
+        check=check_webhook,
+    )  # fmt: skip
+    alert_webhook_file: str = setting(
+        "", "In its place: a file on the servers with the URL, which may hold a token. Not for Kubernetes.",
+        check=check_file,
     )  # fmt: skip
     runbooks: str = setting(
         "", "URL of your copy of docs/runbooks.md, for the links of alerts; empty: they lead nowhere.",
@@ -257,6 +263,16 @@ class Monitoring:
     def __post_init__(self) -> None:
         check_settings(self)
         Targets(**self.targets)
+        if self.alert_webhook and self.alert_webhook_file:
+            raise ConfigError(
+                "alert_webhook and alert_webhook_file are both given; accepted: one of them",
+                param="alert_webhook_file",
+            )
+
+    @property
+    def alerts(self) -> bool:
+        """Whether alerts are sent."""
+        return bool(self.alert_webhook or self.alert_webhook_file)
 
 
 @dataclass(frozen=True, slots=True)

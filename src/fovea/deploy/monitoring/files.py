@@ -11,7 +11,7 @@ data of this package. All else is computed from its arguments.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -34,6 +34,7 @@ def prometheus_config(
     *,
     interval: str = INTERVAL,
     key_file: str = "",
+    gateway_key_file: str = "",
     rules: Sequence[str] = RULES,
 ) -> str:
     """Return prometheus.yml.
@@ -41,14 +42,15 @@ def prometheus_config(
     servers, gateways: their addresses, as HOST:PORT.
     alertmanager: address of Alertmanager; "": alerts are only shown by Prometheus.
     interval: between two scrapes, and between two evaluations of the rules.
-    key_file: file that holds a metrics key or an admin key; "": /metrics needs none.
+    key_file, gateway_key_file: files that hold a metrics key or an admin key of the servers and of the
+        gateways; "": their /metrics needs none.
     rules: paths of the rules files; relative ones begin at the folder of prometheus.yml.
     """
-    jobs = ((SERVER_JOB, servers), (GATEWAY_JOB, gateways))
+    jobs = ((SERVER_JOB, servers, key_file), (GATEWAY_JOB, gateways, gateway_key_file))
     config: dict[str, Any] = {
         "global": {"scrape_interval": interval, "evaluation_interval": interval},
         "rule_files": list(rules),
-        "scrape_configs": [_job(name, targets, key_file) for name, targets in jobs if targets],
+        "scrape_configs": [_job(*job) for job in jobs if job[1]],
     }
     if alertmanager:
         config["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]}
@@ -61,12 +63,19 @@ def _job(name: str, targets: Sequence[str], key_file: str) -> dict[str, Any]:
 
 
 def alertmanager_config(
-    webhook_url: str, *, critical_url: str = "", wait: str = "30s", interval: str = "5m", repeat: str = "4h"
+    webhook_url: str = "",
+    *,
+    url_file: str = "",
+    critical_url: str = "",
+    wait: str = "30s",
+    interval: str = "5m",
+    repeat: str = "4h",
 ) -> str:
     """Return alertmanager.yml, which sends alerts to webhooks, grouped by name and job.
 
     webhook_url: gets all alerts.
-    critical_url: gets the critical ones in its place; "": they go to `webhook_url`, too.
+    url_file: file that holds this URL, in its place; Alertmanager 0.26 or later reads it.
+    critical_url: gets the critical ones in its place; "": they go to the same, too.
     wait: time to collect alerts of a new group before its first message.
     interval: time between two messages about a group that changes.
     repeat: time after which a message about a group that has not changed is repeated.
@@ -74,10 +83,10 @@ def alertmanager_config(
     A server that is down hides its other alerts, and a critical alert the less severe ones about the same
     objective.
     """
-    receivers = [_receiver("team", webhook_url)]
+    receivers = [_receiver("team", {"url_file": url_file} if url_file else {"url": webhook_url})]
     routes: list[dict[str, Any]] = []
     if critical_url:
-        receivers.append(_receiver("pager", critical_url))
+        receivers.append(_receiver("pager", {"url": critical_url}))
         routes = [{"matchers": ['severity="critical"'], "receiver": "pager"}]
     config = {
         "route": {
@@ -105,8 +114,8 @@ def alertmanager_config(
     return as_yaml(config)
 
 
-def _receiver(name: str, url: str) -> dict[str, Any]:
-    return {"name": name, "webhook_configs": [{"url": url, "send_resolved": True}]}
+def _receiver(name: str, url: Mapping[str, str]) -> dict[str, Any]:
+    return {"name": name, "webhook_configs": [{**url, "send_resolved": True}]}
 
 
 RUNBOOKS = "https://runbooks.invalid/runbooks.md"
@@ -194,28 +203,32 @@ def prometheus_files(
     alertmanager: str,
     *,
     key_file: str = "",
+    url_file: str = "",
 ) -> Files:
     """Return the files of Prometheus and Alertmanager; none without [monitoring].
 
     engines, gateways: addresses of the servers, as HOST:PORT.
     alertmanager: address of Alertmanager, as HOST:PORT.
-    key_file: file of the key for /metrics; "": no key is needed.
+    key_file: file of the key for /metrics of those that clients reach; "": no key is needed.
+    url_file: place of `alert_webhook_file` for Alertmanager; "": there.
     """
     if spec.monitoring is None:
         return {}
-    webhook = spec.monitoring.alert_webhook
+    monitoring = spec.monitoring
     files = {
         PROMETHEUS_PATH: prometheus_config(
             engines,
             gateways,
-            alertmanager if webhook else "",
-            interval=f"{spec.monitoring.scrape_s}s",
-            key_file=key_file,
+            alertmanager if monitoring.alerts else "",
+            interval=f"{monitoring.scrape_s}s",
+            # Behind gateways, engines have no keys, and must not learn that of the gateways.
+            **{"gateway_key_file" if gateways else "key_file": key_file},
         ),
         **dict(zip(RULES_PATHS, rules_of(spec), strict=True)),
     }
-    if webhook:
-        files[ALERTMANAGER_PATH] = alertmanager_config(webhook)
+    if monitoring.alerts:
+        place = (url_file or monitoring.alert_webhook_file) if monitoring.alert_webhook_file else ""
+        files[ALERTMANAGER_PATH] = alertmanager_config(monitoring.alert_webhook, url_file=place)
     return files
 
 
@@ -240,7 +253,7 @@ def monitoring_checks(spec: DeploySpec) -> tuple[Check, ...]:
         Check("promtool", config, f"Prometheus reads {PROMETHEUS_PATH}"),
         Check("promtool", rules, "Prometheus reads the rules"),
     ]
-    if spec.monitoring.alert_webhook:
+    if spec.monitoring.alerts:
         arguments = ("check-config", f"{{dir}}/{ALERTMANAGER_PATH}")
         checks.append(Check("amtool", arguments, f"Alertmanager reads {ALERTMANAGER_PATH}"))
     return tuple(checks)

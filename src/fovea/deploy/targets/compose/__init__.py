@@ -48,6 +48,8 @@ FIRST_FIXED = 16
 MOST_FIXED = FRONT_NETWORK.num_addresses - FIRST_FIXED - 1
 KEYS = "/etc/fovea/keys"
 METRICS_KEY = "/etc/fovea/metrics/metrics-key"
+WEBHOOK = "alert-webhook"
+"""Name of the secret with the URL of `alert_webhook_file`."""
 PLAIN_PORT, TLS_PORT = 8080, 8443
 """Ports of NGINX in its container, which may not open ports below 1024."""
 COLLECTOR = "collector"
@@ -100,7 +102,9 @@ def render(spec: DeploySpec) -> Files:
             temporary=BODIES,
             http2_line=True,
         ),
-        **prometheus_files(spec, *addresses, "alertmanager:9093", key_file=METRICS_KEY),
+        **prometheus_files(
+            spec, *addresses, "alertmanager:9093", key_file=METRICS_KEY, url_file=f"/run/secrets/{WEBHOOK}"
+        ),
         **{f"{part}/config.yaml": text for part, text in tracing.configs(spec).items()},
         **grafana_files(spec),
     }
@@ -157,7 +161,7 @@ def _compose(spec: DeploySpec) -> str:
         "services": services,
         "networks": _networks(spec),
         "volumes": {name: {} for name in _sources(services, "volume")},
-        **_secrets(services),
+        **_secrets(services, {WEBHOOK: spec.monitoring.alert_webhook_file} if spec.monitoring else {}),
     }
     head = "".join(f"# {line}".rstrip() + "\n" for line in _head(spec).splitlines())
     return head + yaml.dump(values, Dumper=_Dumper, sort_keys=False, width=110)
@@ -240,10 +244,17 @@ def _sources(services: dict[str, Any], kind: str) -> list[str]:
     return list(dict.fromkeys(mount["source"] for mount in mounts if mount["type"] == kind))
 
 
-def _secrets(services: dict[str, Any]) -> dict[str, Any]:
-    """Return the table of secrets, files that are read at the start only; empty if there are none."""
+def _secrets(services: dict[str, Any], places: dict[str, str]) -> dict[str, Any]:
+    """Return the table of secrets, files that are mounted at the start only; empty if there are none.
+
+    places: paths of those that are not in ./secrets.
+    """
     names = dict.fromkeys(name for each in services.values() for name in each.get("secrets", ()))
-    return {"secrets": {name: {"file": f"./secrets/{name}"} for name in names}} if names else {}
+    return (
+        {"secrets": {name: {"file": places.get(name) or f"./secrets/{name}"} for name in names}}
+        if names
+        else {}
+    )
 
 
 def _head(spec: DeploySpec) -> str:

@@ -94,7 +94,7 @@ def _script(spec: DeploySpec) -> str:
         spec=spec,
         ports=service_ports(spec),
         prometheus=PROMETHEUS_PATH,
-        alertmanager=ALERTMANAGER_PATH if spec.monitoring and spec.monitoring.alert_webhook else "",
+        alertmanager=ALERTMANAGER_PATH if spec.monitoring and spec.monitoring.alerts else "",
         engines=[each.name for each in engines(spec)],
         gateways=[each.name for each in gateways(spec)],
         ready=[*ready, f"{scheme}://{LOOPBACK}:{spec.public_port}/ready"],
