@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from fovea.cli.deploy import known_settings
 from fovea.cli.plan import result
+from fovea.deploy.read import read_spec
 from fovea.engine.vision.token_rules import known_rule
 from fovea.planner.shape import find, known_models
 from tests.cli.support import Caller
@@ -99,10 +101,11 @@ def test_files_are_written(fovea: Caller, tmp_path: Path) -> None:
     folder = tmp_path / "plan"
     outcome = fovea(
         "plan", "Qwen/Qwen3-VL-2B-Instruct", "--image", "640x480", "--emit", folder, "--no-simulation",
-        "--no-advice", "--hardware", "L4", "--devices", "1",
+        "--no-advice", "--hardware", "RTX-4090", "--devices", "1",
     )  # fmt: skip
     assert outcome.code == 0
     assert sorted(path.name for path in folder.iterdir()) == ["deploy.toml", "engine.toml"]
+    assert read_spec(folder / "deploy.toml", known_settings()).pools[0].gpu == "RTX-4090"
     assert "engine.toml" in outcome.err
 
 

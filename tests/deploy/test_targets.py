@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from fovea.cli.deploy import known_settings
 from fovea.core.errors import ConfigError
+from fovea.deploy.gpus import GPUS, hardware_of
 from fovea.deploy.monitoring.files import rules_of
 from fovea.deploy.monitoring.objectives import Targets
 from fovea.deploy.monitoring.targets import targets_of
@@ -79,6 +80,17 @@ def test_a_pool_whose_engine_would_refuse_its_gpu_is_refused() -> None:
         Pool(name="a", hardware="cuda", gpu="A100-40GB", settings={"kv_dtype": "fp8"})
     Pool(name="a", hardware="cuda", gpu="A100-40GB", settings={"kv_dtype": "fp8", "kernels": "torch"})
     Pool(name="a", hardware="cuda", gpu="H200-141GB", settings={"quantization": "fp8", "kv_dtype": "fp8"})
+
+
+def test_a_pool_can_have_every_gpu_that_a_plan_can_recommend() -> None:
+    known = {each.name for each in known_hardware() if each.kind == "gpu" and each.vendor == "nvidia"}
+    named = {each.name for each in map(hardware_of, GPUS) if each is not None}
+    assert named == known
+    with pytest.raises(ConfigError, match=r"fp8 needs compute capability 9\.0; RTX-4090 has 8\.9"):
+        Pool(name="a", hardware="cuda", gpu="RTX-4090", settings={"quantization": "fp8"})
+    targets, notes = targets_of(spec(Pool(name="a", model=MODEL, hardware="cuda", gpu="RTX-4090")))
+    assert targets != Targets()
+    assert f"Pool a: {MODEL} on RTX-4090, planned at" in notes[0]
 
 
 def test_targets_of_the_spec_win_and_wrong_ones_are_refused() -> None:

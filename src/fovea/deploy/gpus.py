@@ -16,16 +16,33 @@ from typing import Any
 from fovea.core.errors import ConfigError
 from fovea.planner.hardware import Hardware, find, known_hardware
 
-GPUS = (
-    "T4", "L4", "A10", "L40S", "A30", "A100-40GB", "A100-80GB", "H100-80GB", "H100-96GB", "H200-141GB",
-    "B200-180GB",
-)  # fmt: skip
+PRODUCTS: dict[str, tuple[str, ...]] = {
+    "T4": ("Tesla-T4",),
+    "L4": ("NVIDIA-L4",),
+    "A10": ("NVIDIA-A10", "NVIDIA-A10G"),
+    "L40S": ("NVIDIA-L40S",),
+    "A30": ("NVIDIA-A30",),
+    "A100-40GB": ("NVIDIA-A100-SXM4-40GB", "NVIDIA-A100-PCIE-40GB"),
+    "A100-80GB": ("NVIDIA-A100-SXM4-80GB", "NVIDIA-A100-80GB-PCIe"),
+    "A100-80GB-PCIe": ("NVIDIA-A100-80GB-PCIe",),
+    "H100-80GB": ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H100-PCIe"),
+    "H100-PCIe": ("NVIDIA-H100-PCIe",),
+    "H100-96GB": ("NVIDIA-H100-96GB-HBM3", "NVIDIA-GH200-480GB"),
+    "H200-141GB": ("NVIDIA-H200", "NVIDIA-H200-NVL"),
+    "B200-180GB": ("NVIDIA-B200",),
+    "RTX-4090": ("NVIDIA-GeForce-RTX-4090",),
+    "RTX-5090": ("NVIDIA-GeForce-RTX-5090",),
+}
+"""The GPUs, with the values that the GPU operator gives the label nvidia.com/gpu.product: the driver's names.
 
+They are those of the planner's catalogue that an engine can use, by a name or alias there, and a few more."""
+GPUS = tuple(PRODUCTS)
+
+_OF_80_GB = ("1g.10gb", "1g.10gb+me", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb")
 MIG_PROFILES: dict[str, tuple[str, ...]] = {
     "A30": ("1g.6gb", "1g.6gb+me", "2g.12gb", "2g.12gb+me", "4g.24gb"),
     "A100-40GB": ("1g.5gb", "1g.5gb+me", "1g.10gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb"),
-    "A100-80GB": ("1g.10gb", "1g.10gb+me", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"),
-    "H100-80GB": ("1g.10gb", "1g.10gb+me", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"),
+    **dict.fromkeys(("A100-80GB", "A100-80GB-PCIe", "H100-80GB", "H100-PCIe"), _OF_80_GB),
     "H100-96GB": ("1g.12gb", "1g.12gb+me", "1g.24gb", "2g.24gb", "3g.48gb", "4g.48gb", "7g.96gb"),
     "H200-141GB": ("1g.18gb", "1g.18gb+me", "1g.35gb", "2g.35gb", "3g.71gb", "4g.71gb", "7g.141gb"),
     "B200-180GB": ("1g.23gb", "1g.23gb+me", "1g.45gb", "2g.45gb", "3g.90gb", "4g.90gb", "7g.180gb"),

@@ -271,6 +271,8 @@ def _head(spec: DeploySpec) -> str:
         )
         if spec.monitoring.grafana:
             lines.append("    the password of Grafana's user admin into secrets/grafana-password")
+        if spec.monitoring.alert_webhook_file:
+            lines.append(f"    the URL that gets alerts into {spec.monitoring.alert_webhook_file}")
     if spec.tls:
         lines.append("    the certificate and its key into secrets/tls/tls.crt and secrets/tls/tls.key")
     lines.append("docs/deployment.md tells who must be able to read these files.")

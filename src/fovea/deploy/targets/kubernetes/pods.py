@@ -11,7 +11,7 @@ import hashlib
 import math
 from typing import Any
 
-from fovea.deploy.gpus import mig_resource
+from fovea.deploy.gpus import PRODUCTS, mig_resource
 from fovea.deploy.spec import DeploySpec, Pool, Stop
 from fovea.deploy.targets.kubernetes.objects import PORT, ends_tls, part_name, pool_name
 
@@ -22,20 +22,6 @@ SPOT = (
     ("karpenter.sh/capacity-type", "spot"),
 )
 """Labels of spot nodes: GKE, EKS managed node groups, AKS, Karpenter."""
-PRODUCTS = {
-    "T4": ("Tesla-T4",),
-    "L4": ("NVIDIA-L4",),
-    "A10": ("NVIDIA-A10", "NVIDIA-A10G"),
-    "L40S": ("NVIDIA-L40S",),
-    "A30": ("NVIDIA-A30",),
-    "A100-40GB": ("NVIDIA-A100-SXM4-40GB", "NVIDIA-A100-PCIE-40GB"),
-    "A100-80GB": ("NVIDIA-A100-SXM4-80GB", "NVIDIA-A100-80GB-PCIe"),
-    "H100-80GB": ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H100-PCIe"),
-    "H100-96GB": ("NVIDIA-H100-96GB-HBM3", "NVIDIA-GH200-480GB"),
-    "H200-141GB": ("NVIDIA-H200", "NVIDIA-H200-NVL"),
-    "B200-180GB": ("NVIDIA-B200",),
-}
-"""Values of the label nvidia.com/gpu.product, which the GPU operator sets: the driver's name of the GPU."""
 
 
 def gpu_resources(pool: Pool) -> dict[str, int]:
