@@ -38,7 +38,7 @@ def _budgets() -> Row:
                 Unit.SHARE, Query(f"fovea_slo:budget_left:ratio30d{{{OF}}}", NAMES), span=12,
             ),
             numbers(
-                "Ready", "1: at least one server of the job is ready.", Unit.COUNT,
+                "Ready", "1: at least one server of the job is ready. Empty in a first start.", Unit.COUNT,
                 Query('fovea_slo:ready:bool{job=~"$job"}', "{{job}}"), span=8,
             ),
             numbers(
