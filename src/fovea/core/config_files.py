@@ -44,23 +44,23 @@ class TomlFile(dict[str, Any]):
 
     def place(self, *at: str | int) -> str:
         """Return "FILE:LINE" of a key or table, or of the nearest one around it; "FILE": no line is known."""
+        line = self._line(at)
+        return f"{self._name}:{line}" if line else self._name
+
+    def _line(self, at: Sequence[str | int]) -> int:
+        """Return the line of a key or table, or of the nearest one around it; 0: it is not known."""
         lines = toml_lines(self._text)
-        while at and at not in lines:
-            at = at[:-1]
-        return f"{self._name}:{lines[at]}" if at else self._name
+        return next((lines[tuple(at[:end])] for end in range(len(at), 0, -1) if tuple(at[:end]) in lines), 0)
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Name file and line in every error of a block."""
+        """Name file and line in every error of a block, in the order of the lines."""
         try:
             yield
         except ConfigError as error:
-            raise joined(
-                [
-                    renamed(each, self.place(*each.at, *([each.param] if each.param else [])))
-                    for each in error.findings
-                ]
-            ) from error
+            found = [(each, (*each.at, *([each.param] if each.param else []))) for each in error.findings]
+            found.sort(key=lambda pair: self._line(pair[1]))
+            raise joined([renamed(each, self.place(*at)) for each, at in found]) from error
 
 
 def read_toml(

@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from fovea.core.config_files import check_keys, errors_in, tables
+from fovea.core.config_files import check_keys, errors_in, nearest, tables
 from fovea.core.errors import ConfigError
-from fovea.core.findings import Findings
+from fovea.core.findings import Findings, joined
 from fovea.core.names import is_socket_address
 from fovea.gateway.settings import POLICIES
 
@@ -186,6 +186,23 @@ class Tables:
                         f"this file: {', '.join(sorted(names))}",
                         param="fallback",
                     )
+
+
+def check_backends(tables: Tables) -> None:
+    """Raise ConfigError for names of models' backends that no backend has. Those of found ones vary."""
+    known = {backend.name for backend in tables.backends}
+    if tables.discover:
+        return
+    errors = [
+        ConfigError(
+            f"[[model]] {model.name!r}: unknown backend {name!r}; {nearest(name, known)}", at=("model", at)
+        )
+        for at, model in enumerate(tables.models, 1)
+        for name in model.backends
+        if name not in known
+    ]
+    if errors:
+        raise joined(errors)
 
 
 TABLES = ("backend", "discover", "model", "experiment", "experiments")
