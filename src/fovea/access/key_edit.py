@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from fovea.access.keys import (
+    LARGEST_FILE,
     PREFIX,
     KeyFile,
     KeyRecord,
@@ -172,10 +173,15 @@ class Draft(Generic[L]):
     def write(self) -> None:
         """Replace the file. It keeps its owner and mode; only its owner may read a new one.
 
-        Raises ConfigError if it cannot be written.
+        Raises ConfigError if it cannot be written, or would be too large to be read again.
         """
         if not self._changed:
             return
+        if len(self._text.encode()) > LARGEST_FILE:
+            raise ConfigError(
+                f"keys file {self._path} would be too large; accepted: at most {LARGEST_FILE} bytes",
+                param="keys_file",
+            )
         try:
             path = self._path.resolve()
             descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # with mode 600
@@ -258,12 +264,13 @@ class Draft(Generic[L]):
 
 
 def toml(value: Any) -> str:
-    """Write a value as TOML. The result for a lone surrogate is not TOML, which has none."""
+    """Write a value as TOML. Raises ConfigError for a text with half of a pair of surrogates."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        text = json.dumps(value, ensure_ascii=False).replace("\x7f", r"\u007f")
-        return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+        if _SURROGATE.search(value):
+            raise ConfigError(f"{value[:100]!r} has a character that is none of Unicode; accepted: a text")
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", r"\u007f")
     if isinstance(value, (tuple, list)):
         return f"[{', '.join(map(toml, value))}]"
     if isinstance(value, datetime.date):

@@ -277,6 +277,17 @@ def test_a_client_may_have_any_name(file: Path) -> None:
         assert [record.limits.requests_per_minute for record in draft.file.records] == [100, 100, 5, 5, 100]
 
 
+def test_a_file_does_not_become_one_that_cannot_be_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fovea.access.key_edit.LARGEST_FILE", len(FILE) + 100)
+    with editing(file, TenantLimits) as draft:
+        with pytest.raises(ConfigError, match="is none of Unicode"):
+            draft.add("bob", given={"models": ("\ud800",)})
+        draft.add("bob")
+        with pytest.raises(ConfigError, match="would be too large"):
+            draft.write()
+    assert file.read_text() == FILE
+
+
 def test_a_file_of_another_layout_is_left_to_an_editor(file: Path) -> None:
     file.write_text(f'key = [{{name = "a", hash = "sha256:{"1" * 64}"}}]\n')
     with editing(file, TenantLimits) as draft:
