@@ -242,6 +242,19 @@ async def test_limits_are_written_as_they_were_given(file: Path) -> None:
     assert (alice.cost_per_day, list(alice.models)) == (limits["cost_per_day"], limits["models"])
 
 
+async def test_changes_that_wait_for_the_file_leave_threads_to_others(file: Path) -> None:
+    """They took all threads of the process: nothing else could ask the name service or read a file."""
+    async with gateway(file) as on:
+        with editing(file, TenantLimits):
+            made = [
+                asyncio.create_task(send(on, "POST", "/admin/keys", {"name": f"n{n}"})) for n in range(40)
+            ]
+            await asyncio.sleep(0.2)
+            async with asyncio.timeout(3):
+                await asyncio.to_thread(lambda: None)
+        assert {answer.status_code for answer in await asyncio.gather(*made)} == {201}
+
+
 async def test_a_change_is_noted_if_its_request_is_cut(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The thread that waits for the file cannot be stopped, so it writes the line of the audit log, too."""
     desk = KeyDesk(Tenants(file), Audit(), time.time)

@@ -11,7 +11,7 @@ import asyncio
 import datetime
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,11 +52,13 @@ class KeyDesk:
     tenants: has the keys that are valid now, and the path of the file.
     audit: gets a line for each change.
     now: returns the seconds of the epoch.
+    turn: one edit at a time waits for the file, so that the threads of the process stay free for others.
     """
 
     tenants: Tenants
     audit: Audit
     now: Callable[[], float]
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def listed(self) -> dict[str, Any]:
         """Return all keys without their secrets, and the limits that there are."""
@@ -155,7 +157,8 @@ class KeyDesk:
             self._note(operator, event, what)
             return what
 
-        what = await asyncio.to_thread(edit)
+        async with self.turn:
+            what = await asyncio.to_thread(edit)
         await self.tenants.refresh()
         return what
 
