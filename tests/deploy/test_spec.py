@@ -60,6 +60,7 @@ def test_the_example_of_the_docstring_is_a_spec(tmp_path: Path) -> None:
         ({"images": {"redis": "redis 8"}}, "[images]: redis is 'redis 8'; accepted: an image"),
         ({"images": {"redys": "redis:8"}}, "[images]: unknown key 'redys'; did you mean 'redis'?"),
         ({"tracing": {"backend": "http://x"}}, "accepted: HOST:PORT, such as tempo.example.com:4317"),
+        ({"tracing": {"backend": "tempo:65536"}}, "accepted: HOST:PORT, such as tempo.example.com:4317"),
         ({"tracing": {}, "monitoring": {"otlp_endpoint": "http://c:4318"}}, "accepted: one of them"),
         ({"kubernetes": {"tls_ends": "proxy"}}, "accepted: pods, gateway"),
         ({"pool": [{"name": "a", "hardware": "cuda", "mig": "3g.20gb"}]}, "mig needs gpu"),

@@ -30,6 +30,8 @@ LARGEST_FILE = 1 << 20
 """Bytes of the largest file that is read."""
 MOST_NAMES = 40
 """Names that a message lists at most."""
+LONGEST_NAME = 100
+"""Characters of an unknown name that a message shows."""
 
 
 class TomlFile(dict[str, Any]):
@@ -132,17 +134,21 @@ def nearest(name: str, known: Collection[str]) -> str:
 
 
 def check_keys(where: str, table: Mapping[str, Any], known: Collection[str], noun: str = "key") -> None:
-    """Raise ConfigError for all keys that are not known; it names the nearest known one of each.
+    """Raise ConfigError for keys that are not known; it names the nearest known one of each.
+
+    Of more than MOST_NAMES such keys, the others are counted.
 
     where: file and table, for messages; "": the caller adds them.
     noun: what a key is, for messages.
     """
     start = f"{where}: " if where else ""
+    unknown = [key for key in table if key not in known]
     errors = [
-        ConfigError(f"{start}unknown {noun} {key!r}; {nearest(key, known)}", param=key)
-        for key in table
-        if key not in known
+        ConfigError(f"{start}unknown {noun} {key[:LONGEST_NAME]!r}; {nearest(key, known)}", param=key)
+        for key in unknown[:MOST_NAMES]
     ]
+    if len(unknown) > MOST_NAMES:
+        errors.append(ConfigError(f"{start}and {len(unknown) - MOST_NAMES:,} more unknown names"))
     if errors:
         raise joined(errors)
 

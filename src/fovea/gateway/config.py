@@ -281,7 +281,7 @@ def _read(cls: type[T], entry: Mapping[str, Any]) -> T:
         for name, field in known.items()
         if field.default is MISSING and name not in entry
     ]
-    for name in entry.keys() & known.keys():
+    for name in [name for name in entry if name in known]:
         with findings.part():
             values[name] = _value(name, entry[name], known[name].default)
     findings.check()
