@@ -44,6 +44,10 @@ def test_lines_of_keys_and_tables() -> None:
     assert (lines["pool", 1], lines["pool", 2, "role", 1]) == (8, 14)
 
 
+def test_quotes_in_a_comment_begin_no_text() -> None:
+    assert toml_lines('# """ is not a text\nname = 1\n') == {("name",): 2}
+
+
 def test_an_error_names_the_nearest_line(tmp_path: Path) -> None:
     path = tmp_path / "a.toml"
     path.write_text(TEXT)

@@ -199,6 +199,7 @@ class Draft(Generic[L]):
                     os.unlink(name)
                 else:
                     os.replace(name, path)
+                _keep_names(path.parent)
             except BaseException:
                 with suppress(OSError):
                     os.unlink(name)
@@ -261,6 +262,15 @@ class Draft(Generic[L]):
     def _use(self, text: str) -> None:
         self.file = parse_key_file(text, self._limits)
         self._text, self._changed = text, True
+
+
+def _keep_names(folder: Path) -> None:
+    """Write the names of a folder to its disk, so that no revoked key comes back after a power failure."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def toml(value: Any) -> str:

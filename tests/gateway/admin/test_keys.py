@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -373,3 +374,15 @@ def test_of_two_that_make_the_file_one_wins(tmp_path: Path) -> None:
     assert kept == {name for name, problem in zip("abcd", problems, strict=True) if not problem}
     assert kept
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_is_mounted_to_be_read_alone_is_not_writable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a Secret of Kubernetes is: the page offered to make a key, and saving it failed."""
+    (path := tmp_path / "keys.toml").write_text(FILE)
+    desk = KeyDesk(Tenants(path), Audit(), time.time)
+    assert desk.listed()["writable"] is True
+    may = os.access
+    monkeypatch.setattr(os, "access", lambda place, mode: Path(place) != tmp_path and may(place, mode))
+    assert desk.listed()["writable"] is False

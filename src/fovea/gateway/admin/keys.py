@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -66,10 +67,15 @@ class KeyDesk:
         return {
             "keys": [self._shown(key) for key in keys[:MOST_KEYS]],
             "total": len(keys),
-            "writable": self.tenants.keys_file is not None,
+            "writable": self._writable(),
             "roles": list(ROLES),
             "limits": [_described(entry) for entry in _LIMITS],
         }
+
+    def _writable(self) -> bool:
+        """Whether there is a keys file that this process may replace. It may be mounted to be read alone."""
+        path = self.tenants.keys_file
+        return path is not None and os.access(path, os.W_OK) and os.access(path.resolve().parent, os.W_OK)
 
     async def create(self, operator: Operator, body: Mapping[str, Any]) -> dict[str, Any]:
         """Make a key: {"name", "roles", "expires", "limits"}. The answer has the key, once."""
