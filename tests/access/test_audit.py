@@ -7,7 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fovea.access.audit import NO_NAME, Audit
+from fovea.observe.logs import JsonFormatter
 
 AT_S = 1_790_000_000.1234
 PLAIN: dict[str, Any] = {
@@ -72,6 +75,18 @@ def test_digests_are_cut_and_lists_are_bounded(tmp_path: Path) -> None:
     text = written(tmp_path, {**PLAIN, "image_list": [(1, 1, digest)] * 1000})
     assert digest[:17] not in text
     assert len(json.loads(text)["image_list"]) == 64
+
+
+def test_a_change_is_not_a_request_in_a_log_of_json(caplog: pytest.LogCaptureFixture) -> None:
+    audit = Audit(target="true")
+    with caplog.at_level("INFO", "fovea.access"):
+        audit.answered(AT_S, PLAIN)
+        audit.changed(AT_S, {"event": "key_revoked", "name": "alice"})
+        audit.close()
+    lines = [
+        json.loads(JsonFormatter().format(each)) for each in caplog.records if each.name == "fovea.access"
+    ]
+    assert [line["message"] for line in lines] == ["request", "key_revoked"]
 
 
 def test_off_writes_nothing(tmp_path: Path) -> None:

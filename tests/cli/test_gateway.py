@@ -9,6 +9,7 @@ import pytest
 
 from fovea.cli import gateway
 from fovea.cli.main import build_parser, main
+from fovea.core.errors import ConfigError
 from fovea.gateway.build import Setup
 
 
@@ -101,3 +102,14 @@ def test_a_wrong_file_is_explained_and_nothing_starts(
 def test_an_empty_key_does_not_open_the_gateway(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gateway", "--backend", "http://a:1", "--api-key", " ", "--port", "0"]) == 2
     assert "holds an empty key" in capsys.readouterr().err
+
+
+def test_a_model_names_backends_that_are_there(tmp_path: Path) -> None:
+    """Backends of flags count. With [[discover]] names are known later. Wrong ones meant 503."""
+    wrong = (
+        '[[backend]]\nurl = "http://a:1"\nname = "one"\n\n[[model]]\nname = "m"\nbackends = ["oen", "c:3"]\n'
+    )
+    with pytest.raises(ConfigError, match=r"gateway.toml:5: .*unknown backend 'oen'; did you mean 'one'\?"):
+        setup_of(tmp_path, wrong, "--backend", "http://c:3")
+    setup_of(tmp_path, wrong.replace("oen", "one"), "--backend", "http://c:3")
+    setup_of(tmp_path, wrong + '\n[[discover]]\nfrom = "dns:engines:8000"\n')

@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -76,6 +77,19 @@ def test_a_model_reports_from_nothing_to_all_of_its_weights() -> None:
     report(0, 0)
     assert latest() == Loaded(0, 0)
     assert latest().percent == 100  # type: ignore[union-attr]
+
+
+def test_engines_that_load_side_by_side_are_shown_as_one() -> None:
+    """Each of them has its thread. Their reports once took turns, and could break the bar and the start."""
+    seen: list[Loaded] = []
+    with watch(seen.append), ThreadPoolExecutor(1) as other:
+        report(50, 100)
+        other.submit(report, 10, 100).result()
+        other.submit(report, 100, 100).result()
+        report(100, 100)
+        report(0, 40)
+    assert seen == [(50, 100), (60, 200), (150, 200), (200, 200), (0, 40)]
+    report(0, 0)
 
 
 def test_nobody_watches_after_an_error() -> None:

@@ -163,6 +163,15 @@ def test_all_errors_of_a_gateway_at_once(fovea: Caller, tmp_path: Path) -> None:
         assert line.startswith(f"fovea: {beginning}")
 
 
+@pytest.mark.parametrize("command", ["serve", "gateway"])
+def test_a_file_that_cannot_be_read_is_the_only_error(fovea: Caller, tmp_path: Path, command: str) -> None:
+    """A gateway was told that it has no backend, too, because the file that names them was not read."""
+    config = tmp_path / "fovea.toml"
+    config.write_text("port = [")
+    (line,) = errors(fovea, command, "--check", "--config", config)
+    assert line.startswith(f"fovea: {config} is not TOML: ")
+
+
 def test_what_a_gateway_would_run(fovea: Caller, tmp_path: Path) -> None:
     """Its backend does not exist: nothing is asked."""
     config = tmp_path / "gateway.toml"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fovea.core.config_files import read_toml
+from fovea.core.config_files import MOST_NAMES, check_keys, read_toml
 from fovea.core.errors import ConfigError
 from fovea.core.findings import Findings, joined
 from fovea.core.toml_lines import toml_lines
@@ -42,6 +42,10 @@ def test_lines_of_keys_and_tables() -> None:
         ("experiment", "guard"): 16, ("experiment", "guard", "error_rate"): 17,
     }  # fmt: skip
     assert (lines["pool", 1], lines["pool", 2, "role", 1]) == (8, 14)
+
+
+def test_quotes_in_a_comment_begin_no_text() -> None:
+    assert toml_lines('# """ is not a text\nname = 1\n') == {("name",): 2}
 
 
 def test_an_error_names_the_nearest_line(tmp_path: Path) -> None:
@@ -80,3 +84,13 @@ def test_one_error_stays_what_it_is_and_none_is_said_twice() -> None:
     assert joined([error, ConfigError("one")]) is not None
     assert len(joined([error, ConfigError("one"), ConfigError("two")]).findings) == 2
     Findings().check()
+
+
+def test_of_many_unknown_keys_some_are_named_and_the_others_counted() -> None:
+    """A body of a request may have a million of them."""
+    keys = {f"{'k' * 1000}{number}": 1 for number in range(MOST_NAMES + 5)}
+    with pytest.raises(ConfigError) as caught:
+        check_keys("", keys, ["name"])
+    *named, others = [each.message for each in caught.value.findings]
+    assert named == [f"unknown key {'k' * 100!r}; accepted: name"]
+    assert others == "and 5 more unknown names"

@@ -69,6 +69,7 @@ def test_the_example_of_the_docstring_is_a_spec(tmp_path: Path) -> None:
         ({"images": {"redis": "redis 8"}}, "[images]: redis is 'redis 8'; accepted: an image"),
         ({"images": {"redys": "redis:8"}}, "[images]: unknown key 'redys'; did you mean 'redis'?"),
         ({"tracing": {"backend": "http://x"}}, "accepted: HOST:PORT, such as tempo.example.com:4317"),
+        ({"tracing": {"backend": "tempo:65536"}}, "accepted: HOST:PORT, such as tempo.example.com:4317"),
         ({"tracing": {}, "monitoring": {"otlp_endpoint": "http://c:4318"}}, "accepted: one of them"),
         ({"kubernetes": {"tls_ends": "proxy"}}, "accepted: pods, gateway"),
         ({"pool": [{"name": "a", "hardware": "cuda", "mig": "3g.20gb"}]}, "mig needs gpu"),
@@ -115,14 +116,14 @@ def test_all_errors_of_a_spec_are_reported_with_their_lines(tmp_path: Path) -> N
         read_spec(path, KNOWN)
     expected = (
         "2: unknown key 'nme'; did you mean 'name'?",
-        "14: [gateway] settings: unknown key 'worker'; did you mean 'workers'?",
-        "12: [gateway]: replicas is 0; accepted: 1 to 100",
-        "6: [[pool]] number 1: unknown key 'cpu'; did you mean 'cpus'?",
+        "3: host is 'a b'; accepted: a DNS name",
         "5: [[pool]] number 1: name is 'A'; accepted: ",
+        "6: [[pool]] number 1: unknown key 'cpu'; did you mean 'cpus'?",
         "9: [[pool]] number 2 settings holds host, which is rendered",
         "9: [[pool]] number 2 settings: unknown key 'max_queu'; did you mean 'max_queue'?",
         "10: [[pool]] number 2: unknown key 'extra'",
-        "3: host is 'a b'; accepted: a DNS name",
+        "12: [gateway]: replicas is 0; accepted: 1 to 100",
+        "14: [gateway] settings: unknown key 'worker'; did you mean 'workers'?",
     )
     found = [each.message for each in caught.value.findings]
     assert len(found) == len(expected)

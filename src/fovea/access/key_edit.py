@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from fovea.access.keys import (
+    LARGEST_FILE,
     PREFIX,
     KeyFile,
     KeyRecord,
@@ -49,6 +50,7 @@ PATIENCE_S = 10.0
 _RETRY_S = 0.01
 _ENTRY = re.compile(r"\[\[\s*key\s*\]\]")
 _FIELD = re.compile(r"\s*([A-Za-z0-9_-]+)\s*=")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @contextmanager
@@ -117,7 +119,7 @@ class Draft(Generic[L]):
         if given and old:
             self._check_same(name, given, old[-1])
         values: dict[str, str] = {
-            "name": json.dumps(name),
+            "name": toml(name),
             "hash": f'"{PREFIX}{digest(key.encode()).hex()}"',
         }
         if chosen := roles or (old[-1].roles if old else ()):
@@ -130,13 +132,17 @@ class Draft(Generic[L]):
             known, usual = flat_values(old[-1].limits), flat_values(self._usual())
             values |= {limit: toml(value) for limit, value in known.items() if value != usual[limit]}
         lines = "".join(f"{field} = {value}\n" for field, value in values.items())
-        self._use(f"{self._text.rstrip(chr(10))}\n\n[[key]]\n{lines}")
+        table = f"[[key]]\n{lines}"
+        entry = parse_toml(table, "it")["key"][0]
+        self._use_if(
+            f"{self._text.rstrip(chr(10))}\n\n{table}", lambda entries: entries.append(copy.deepcopy(entry))
+        )
         return key
 
     def revoke(self, doomed: Sequence[KeyRecord[L]]) -> None:
         """Remove keys. Raises ConfigError if the file's layout does not allow that."""
         hashes = {record.digest for record in doomed}
-        kept = "".join(block for block in self._blocks() if not _holds(block, hashes))
+        kept = "".join(_end(block) if _holds(block, hashes) else block for block in self._blocks())
 
         def remove(entries: list[dict[str, Any]]) -> None:
             entries[:] = [entry for entry in entries if not _is_of(entry, hashes)]
@@ -167,10 +173,15 @@ class Draft(Generic[L]):
     def write(self) -> None:
         """Replace the file. It keeps its owner and mode; only its owner may read a new one.
 
-        Raises ConfigError if it cannot be written.
+        Raises ConfigError if it cannot be written, or would be too large to be read again.
         """
         if not self._changed:
             return
+        if len(self._text.encode()) > LARGEST_FILE:
+            raise ConfigError(
+                f"keys file {self._path} would be too large; accepted: at most {LARGEST_FILE} bytes",
+                param="keys_file",
+            )
         try:
             path = self._path.resolve()
             descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # with mode 600
@@ -188,6 +199,7 @@ class Draft(Generic[L]):
                     os.unlink(name)
                 else:
                     os.replace(name, path)
+                _keep_names(path.parent)
             except BaseException:
                 with suppress(OSError):
                     os.unlink(name)
@@ -212,8 +224,10 @@ class Draft(Generic[L]):
 
     def _usual(self) -> Any:
         """Return the limits of a key that states none of its own in this file."""
-        probe = f'{self._text.rstrip(chr(10))}\n[[key]]\nname = "probe"\nhash = "{PREFIX}{"0" * 64}"\n'
-        return parse_key_file(probe, self._limits).records[-1].limits
+        default = parse_toml(self._text, "it").get("default", {})
+        return self._limits(
+            **{name: tuple(value) if isinstance(value, list) else value for name, value in default.items()}
+        )
 
     def _blocks(self) -> list[str]:
         """Split the text into its tables, each with its header. The first part has no header."""
@@ -230,10 +244,10 @@ class Draft(Generic[L]):
         A change of lines cannot know every layout that TOML allows, so the result is compared.
         """
         wanted = copy.deepcopy(parse_toml(self._text, "it"))
-        entries = wanted.get("key", [])
+        entries = wanted.pop("key", [])
         expect(entries)
-        if not entries:
-            wanted.pop("key", None)
+        if entries:
+            wanted["key"] = entries
         try:
             fits = parse_toml(text, "it") == wanted
         except ConfigError:
@@ -250,15 +264,31 @@ class Draft(Generic[L]):
         self._text, self._changed = text, True
 
 
+def _keep_names(folder: Path) -> None:
+    """Write the names of a folder to its disk, so that no revoked key comes back after a power failure."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def toml(value: Any) -> str:
-    """Write a value as TOML."""
-    if isinstance(value, (bool, str)):
-        return json.dumps(value)
+    """Write a value as TOML. Raises ConfigError for a text with half of a pair of surrogates."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        if _SURROGATE.search(value):
+            raise ConfigError(f"{value[:100]!r} has a character that is none of Unicode; accepted: a text")
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", r"\u007f")
     if isinstance(value, (tuple, list)):
         return f"[{', '.join(map(toml, value))}]"
     if isinstance(value, datetime.date):
         return value.isoformat()
-    return str(value) if isinstance(value, int) else f"{value:.15g}"
+    if isinstance(value, int):
+        return str(value)
+    short = f"{value:.15g}"
+    return short if float(short) == value else repr(value)
 
 
 def _lock(path: Path, until: float, *, create: bool) -> int | None:
@@ -305,6 +335,14 @@ def _with_fields(block: str, texts: Mapping[str, str | None]) -> str:
         lines[last] += "\n"
     lines[last + 1 : last + 1] = [f"{field} = {text}\n" for field, text in texts.items() if text is not None]
     return "".join(lines)
+
+
+def _end(block: str) -> str:
+    """Return the comments below the last field of a table. They may be about the table below it."""
+    lines = block.splitlines(keepends=True)
+    last = max(place for place, line in enumerate(lines) if line.strip() and line.lstrip()[0] != "#")
+    end = "".join(lines[last + 1 :])
+    return end.lstrip("\r\n") if end.strip() else ""
 
 
 def _is_of(entry: dict[str, Any], hashes: set[bytes]) -> bool:

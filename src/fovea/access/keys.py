@@ -184,12 +184,8 @@ class _Reader(Generic[L]):
         if not isinstance(entry, dict):
             raise ConfigError(f"{where} is not a table")
         name = entry.get("name")
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise ConfigError(
-                f"{where}: name is {name!r}; accepted: 1 to 64 letters, digits, dots, hyphens, "
-                "underscores and @",
-                param="name",
-            )
+        with errors_in(where):
+            name = check_name(name)
         where, findings = f"key {name!r}", Findings()
         with findings.part():
             check_keys(where, entry, (*_OWN_FIELDS, *self.names), "field")
@@ -212,6 +208,17 @@ class _Reader(Generic[L]):
         given = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
         with errors_in(where):
             return self._make(**given)
+
+
+def check_name(name: Any) -> str:
+    """Return a value that can be the name of a client. Raises ConfigError for others."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"name is {repr(name)[:100]}; accepted: 1 to 64 letters, digits, dots, hyphens, underscores "
+            "and @",
+            param="name",
+        )
+    return name
 
 
 def _check_hash(value: Any, where: str) -> None:

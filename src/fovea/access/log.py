@@ -112,7 +112,10 @@ def _open(path: str) -> logging.Handler:
 
 
 def _record(values: Mapping[str, Any]) -> logging.LogRecord:
-    """Return a record whose text is JSON. A log of JSON lines (`observe.logs`) takes its fields."""
+    """Return a record whose text is JSON. A log of JSON lines (`observe.logs`) takes its fields.
+
+    The field `event` says what the line is about; without it, it is about a request.
+    """
     record = logging.LogRecord(NAME, logging.INFO, "", 0, json.dumps(values), None, None)
-    record.fields, record.event = dict(values), "request"
+    record.fields, record.event = dict(values), str(values.get("event", "request"))
     return record

@@ -19,7 +19,7 @@ from fovea.core.config_files import TomlFile
 from fovea.core.errors import ConfigError
 from fovea.core.findings import Findings
 from fovea.core.settings import check_settings, setting
-from fovea.gateway.config import TABLES, BackendConfig, Tables, read_tables
+from fovea.gateway.config import TABLES, BackendConfig, Tables, check_backends, read_tables
 from fovea.gateway.experiments.config import ExperimentConfig, read_experiments
 from fovea.gateway.settings import GatewaySettings
 from fovea.http.browsers import with_own_name
@@ -186,6 +186,8 @@ def _tables(args: argparse.Namespace, file: Mapping[str, Any], path: Path | None
             "no backend is given; accepted: --backend URL, or [[backend]] or [[discover]] in the file",
             param="backend",
         )
+    with _errors_of(file):
+        check_backends(merged)
     return merged
 
 

@@ -68,11 +68,11 @@ def loading_shown(log: logging.Logger | None = None) -> Iterator[None]:
     if shown is None:
         yield
         return
-    with watch(shown):
-        try:
+    try:
+        with watch(shown):
             yield
-        finally:
-            shown.close()
+    finally:  # after the last report: another one would begin a new bar
+        shown.close()
 
 
 def _progress() -> Progress:

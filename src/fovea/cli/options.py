@@ -266,18 +266,15 @@ def read_file(path: str | None, known: Sequence[str], findings: Findings | None 
     """Read the TOML file of --config or FOVEA_CONFIG. Raises ConfigError.
 
     The error for an unknown key names the nearest known one.
-    findings: collects the errors; then the known keys are returned in any case. None: they are raised.
+    findings: collects errors of keys; then the known keys are returned in any case. None: they are raised.
+        A file that is not TOML raises in any case: without its values, further errors would mislead.
     """
     path = path or os.environ.get(PREFIX + "CONFIG")
     if not path:
         return {}
-    found = findings or Findings()
-    values: Mapping[str, Any] = {}
-    with found.part():
-        values = read_toml(Path(path))
-    if isinstance(values, TomlFile):
-        with found.part(), values.errors():
-            check_keys("", values, known)
+    found, values = findings or Findings(), read_toml(Path(path))
+    with found.part(), values.errors():
+        check_keys("", values, known)
     if findings is None:
         found.check()
     return values

@@ -30,6 +30,8 @@ LARGEST_FILE = 1 << 20
 """Bytes of the largest file that is read."""
 MOST_NAMES = 40
 """Names that a message lists at most."""
+LONGEST_NAME = 100
+"""Characters of an unknown name that a message shows."""
 
 
 class TomlFile(dict[str, Any]):
@@ -44,23 +46,23 @@ class TomlFile(dict[str, Any]):
 
     def place(self, *at: str | int) -> str:
         """Return "FILE:LINE" of a key or table, or of the nearest one around it; "FILE": no line is known."""
+        line = self._line(at)
+        return f"{self._name}:{line}" if line else self._name
+
+    def _line(self, at: Sequence[str | int]) -> int:
+        """Return the line of a key or table, or of the nearest one around it; 0: it is not known."""
         lines = toml_lines(self._text)
-        while at and at not in lines:
-            at = at[:-1]
-        return f"{self._name}:{lines[at]}" if at else self._name
+        return next((lines[tuple(at[:end])] for end in range(len(at), 0, -1) if tuple(at[:end]) in lines), 0)
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Name file and line in every error of a block."""
+        """Name file and line in every error of a block, in the order of the lines."""
         try:
             yield
         except ConfigError as error:
-            raise joined(
-                [
-                    renamed(each, self.place(*each.at, *([each.param] if each.param else [])))
-                    for each in error.findings
-                ]
-            ) from error
+            found = [(each, (*each.at, *([each.param] if each.param else []))) for each in error.findings]
+            found.sort(key=lambda pair: self._line(pair[1]))
+            raise joined([renamed(each, self.place(*at)) for each, at in found]) from error
 
 
 def read_toml(
@@ -132,17 +134,21 @@ def nearest(name: str, known: Collection[str]) -> str:
 
 
 def check_keys(where: str, table: Mapping[str, Any], known: Collection[str], noun: str = "key") -> None:
-    """Raise ConfigError for all keys that are not known; it names the nearest known one of each.
+    """Raise ConfigError for keys that are not known; it names the nearest known one of each.
+
+    Of more than MOST_NAMES such keys, the others are counted.
 
     where: file and table, for messages; "": the caller adds them.
     noun: what a key is, for messages.
     """
     start = f"{where}: " if where else ""
+    unknown = [key for key in table if key not in known]
     errors = [
-        ConfigError(f"{start}unknown {noun} {key!r}; {nearest(key, known)}", param=key)
-        for key in table
-        if key not in known
+        ConfigError(f"{start}unknown {noun} {key[:LONGEST_NAME]!r}; {nearest(key, known)}", param=key)
+        for key in unknown[:MOST_NAMES]
     ]
+    if len(unknown) > MOST_NAMES:
+        errors.append(ConfigError(f"{start}and {len(unknown) - MOST_NAMES:,} more unknown names"))
     if errors:
         raise joined(errors)
 

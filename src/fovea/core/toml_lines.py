@@ -34,7 +34,8 @@ def toml_lines(text: str) -> Mapping[At, int]:
                 for part in _parts(key[1]):
                     place = (*place, part)
                     lines.setdefault(place, number)
-        quoted ^= len(_QUOTES.findall(line)) % 2 == 1
+        if quoted or not line.lstrip().startswith("#"):
+            quoted ^= len(_QUOTES.findall(line)) % 2 == 1
     return lines
 
 

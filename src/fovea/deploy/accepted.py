@@ -110,4 +110,5 @@ _ENDPOINT = re.compile(r"([A-Za-z0-9.-]+|\[[0-9a-f:]+\]):[0-9]{1,5}|")
 
 def check_endpoint(value: str) -> str:
     """HOST:PORT, or nothing."""
-    return "" if _ENDPOINT.fullmatch(value) else "HOST:PORT, such as tempo.example.com:4317"
+    accepted = _ENDPOINT.fullmatch(value) and int(value.rpartition(":")[2] or 1) in range(1, 65536)
+    return "" if accepted else "HOST:PORT, such as tempo.example.com:4317"

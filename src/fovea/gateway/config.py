@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from fovea.core.config_files import check_keys, errors_in, tables
+from fovea.core.config_files import check_keys, errors_in, nearest, tables
 from fovea.core.errors import ConfigError
-from fovea.core.findings import Findings
+from fovea.core.findings import Findings, joined
 from fovea.core.names import is_socket_address
 from fovea.gateway.settings import POLICIES
 
@@ -188,6 +188,23 @@ class Tables:
                     )
 
 
+def check_backends(tables: Tables) -> None:
+    """Raise ConfigError for names of models' backends that no backend has. Those of found ones vary."""
+    known = {backend.name for backend in tables.backends}
+    if tables.discover:
+        return
+    errors = [
+        ConfigError(
+            f"[[model]] {model.name!r}: unknown backend {name!r}; {nearest(name, known)}", at=("model", at)
+        )
+        for at, model in enumerate(tables.models, 1)
+        for name in model.backends
+        if name not in known
+    ]
+    if errors:
+        raise joined(errors)
+
+
 TABLES = ("backend", "discover", "model", "experiment", "experiments")
 """Keys of the file that are not settings."""
 
@@ -264,7 +281,7 @@ def _read(cls: type[T], entry: Mapping[str, Any]) -> T:
         for name, field in known.items()
         if field.default is MISSING and name not in entry
     ]
-    for name in entry.keys() & known.keys():
+    for name in [name for name in entry if name in known]:
         with findings.part():
             values[name] = _value(name, entry[name], known[name].default)
     findings.check()

@@ -111,8 +111,8 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | Non
     size = count * dtype.itemsize
     try:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise MemoryError(f"{size} bytes could not be allocated: {error.strerror}") from error
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"{size} bytes could not be allocated: {error}") from error
     return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 

@@ -17,6 +17,7 @@ from transformers import Qwen3VLForConditionalGeneration
 
 from fovea import Engine
 from fovea.core.constraints import Tool, ToolCall
+from fovea.core.errors import InvalidRequest
 from fovea.core.names import bundled_model
 from fovea.core.types import Completion, Message, TemplateInputs, TextPart
 from fovea.engine.load import read_config
@@ -204,11 +205,18 @@ def test_its_tokenizer_is_read_as_transformers_does(as_transformers_reads_it: Pa
             assert plain.render(messages, inputs) == theirs.render(messages, inputs)
             sealed = plain.render_sealed(messages, inputs)  # by characters that differ with each tokenizer
             assert plain.encode_sealed(sealed) == theirs.encode_sealed(theirs.render_sealed(messages, inputs))
-    other = "{% for message in messages %}[{{ message.role }}]{% endfor %}"
-    assert (
-        load_tokenizer(bundled_model(), config, template=other).render(talk)
-        == "[system][user][assistant][tool][user]"
+
+
+def test_another_template_has_all_that_transformers_offers_it() -> None:
+    other = (
+        "{% if messages[0].role != 'user' %}{{ raise_exception('begin with a user') }}{% endif %}"
+        "{% for message in messages %}{{ message.role | tojson(indent=1) }}{% break %}{% endfor %}"
+        "{{ tools is none }}"
     )
+    tokenizer = load_tokenizer(bundled_model(), read_config(bundled_model()), template=other)
+    assert tokenizer.render([Message("user", (TextPart("A"),))]) == '"user"True'
+    with pytest.raises(InvalidRequest, match="refuses these messages: begin with a user"):
+        tokenizer.render([Message("system", (TextPart("A"),))])
 
 
 def test_a_question_is_asked_without_transformers_and_in_little_memory() -> None:

@@ -38,7 +38,7 @@ async def test_load_is_that_of_now_and_sums_are_those_of_all_requests() -> None:
         assert [(one["name"], one["accepts"]["text"]) for one in live["backends"]] == [("a", "yes")]
 
 
-async def test_usage_is_asked_for_by_groups_and_days(tmp_path: Path) -> None:
+async def test_usage_is_asked_for_by_groups_and_days(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "usage.db"
     async with FakeEngine("a") as engine, running(engine, usage=UsageSettings(usage_file=str(file))) as on:
         await on.ask()
@@ -57,6 +57,10 @@ async def test_usage_is_asked_for_by_groups_and_days(tmp_path: Path) -> None:
             answer = await on.client.get(f"/admin/usage?{query}")
             assert answer.status_code == 400
             assert message in answer.json()["error"]["message"]
+        monkeypatch.setattr("fovea.gateway.admin.figures.MOST_ROWS", 0)
+        answer = await on.client.get("/admin/usage")
+        assert answer.status_code == 400
+        assert "the usage has 1 rows; accepted: " in answer.json()["error"]["message"]
         for path in tmp_path.iterdir():
             path.unlink()
         file.write_bytes(b"no database at all, but some bytes" * 100)

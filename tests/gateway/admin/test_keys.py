@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import sys
+import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from fovea.access.audit import Audit
 from fovea.access.key_edit import editing
 from fovea.access.keys import digest, read_key_file
 from fovea.core.errors import ConfigError
-from fovea.gateway.tenants.keys import TenantLimits
+from fovea.gateway.admin.keys import KeyDesk, Operator
+from fovea.gateway.tenants.keys import TenantLimits, Tenants
 from tests.gateway.support import FakeEngine, Running, running
 
 ADMIN = "an-admin-key"
@@ -144,7 +148,8 @@ async def test_only_an_admin_key_opens_the_routes(file: Path, caplog: pytest.Log
 @pytest.mark.parametrize(
     ("method", "path", "body", "message"),
     [
-        ("POST", "keys", {}, "name is None; accepted: the name of the key's client"),
+        ("POST", "keys", {}, "name is None; accepted: 1 to 64 letters"),
+        ("POST", "keys", {"name": ["b" * 90] * 9}, "bbb; accepted: 1 to 64 letters"),
         ("POST", "keys", {"name": "a b"}, "name is 'a b'; accepted: 1 to 64 letters"),
         ("POST", "keys", {"name": 'a"\nroles = ["admin"]'}, "accepted: 1 to 64 letters"),
         ("POST", "keys", {"name": "b", "rols": []}, "unknown field 'rols'; did you mean"),
@@ -153,6 +158,7 @@ async def test_only_an_admin_key_opens_the_routes(file: Path, caplog: pytest.Log
         ("POST", "keys", {"name": "b", "expires": "soon"}, "expires is 'soon'; accepted: a later day, as 20"),
         ("POST", "keys", {"name": "b", "expires": "2001-01-01"}, "accepted: a later day"),
         ("POST", "keys", {"name": "b", "expires": "2099-01-01T10:00:00"}, "a time with its zone"),
+        ("POST", "keys", {"name": "b", "expires": "9999-12-31T23:00:00-12:00"}, "accepted: a later day"),
         ("POST", "keys", {"name": "b", "limits": {"requests": 1}}, "limits: unknown limit 'requests'"),
         ("POST", "keys", {"name": "b", "limits": {"weight": -1}}, "weight is -1; accepted: 0.01 to 100"),
         ("POST", "keys", {"name": "b", "limits": {"models": ["x" * 300, 1]}}, "models has 1; accepted"),
@@ -226,6 +232,84 @@ async def test_without_a_keys_file_and_with_one_that_cannot_be_written(file: Pat
         assert file.read_text() == "nonsense"
 
 
+async def test_limits_are_written_as_they_were_given(file: Path) -> None:
+    """A cost of more than 15 digits, and letters outside of Unicode's first plane, were refused."""
+    limits = {"cost_per_day": 0.1 + 0.2, "models": ["m-\U0001f600", "m\x7f"]}
+    async with gateway(file) as on:
+        assert (await send(on, "PATCH", "/admin/tenants/alice", {"limits": limits})).json()[
+            "limits"
+        ] == limits
+    alice = read_key_file(file, TenantLimits).records[1].limits
+    assert (alice.cost_per_day, list(alice.models)) == (limits["cost_per_day"], limits["models"])
+
+
+async def test_changes_that_wait_for_the_file_leave_threads_to_others(file: Path) -> None:
+    """They took all threads of the process: nothing else could ask the name service or read a file."""
+    async with gateway(file) as on:
+        with editing(file, TenantLimits):
+            made = [
+                asyncio.create_task(send(on, "POST", "/admin/keys", {"name": f"n{n}"})) for n in range(40)
+            ]
+            await asyncio.sleep(0.2)
+            async with asyncio.timeout(3):
+                await asyncio.to_thread(lambda: None)
+        assert {answer.status_code for answer in await asyncio.gather(*made)} == {201}
+
+
+async def test_a_change_is_noted_if_its_request_is_cut(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The thread that waits for the file cannot be stopped, so it writes the line of the audit log, too."""
+    desk = KeyDesk(Tenants(file), Audit(), time.time)
+    with editing(file, TenantLimits):
+        revoking = asyncio.create_task(desk.revoke(Operator("ops", "0" * 8, "::1", "r1"), ALICE))
+        await asyncio.sleep(0.05)
+        revoking.cancel()
+        with suppress(asyncio.CancelledError):
+            await revoking
+    async with asyncio.timeout(10):
+        while "key_revoked" not in caplog.text:
+            await asyncio.sleep(0.01)
+    assert [record.name for record in read_key_file(file, TenantLimits).records] == ["ops"]
+
+
+def test_comments_below_a_revoked_key_stay(file: Path) -> None:
+    """They may be about the next key."""
+    with editing(file, TenantLimits) as draft:
+        draft.add("bob")
+        draft.revoke(draft.named("alice"))
+        draft.write()
+    text = file.read_text()
+    assert "alice" not in text
+    assert '# the end\n\n[[key]]\nname = "bob"' in text
+
+
+def test_a_client_may_have_any_name(file: Path) -> None:
+    """A client named "probe" with limits of its own stopped all further keys of known clients."""
+    with editing(file, TenantLimits) as draft:
+        draft.add("probe", given={"requests_per_minute": 5})
+        draft.add("probe")
+        draft.add("alice")
+        assert [record.limits.requests_per_minute for record in draft.file.records] == [100, 100, 5, 5, 100]
+
+
+def test_a_file_does_not_become_one_that_cannot_be_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fovea.access.key_edit.LARGEST_FILE", len(FILE) + 100)
+    with editing(file, TenantLimits) as draft:
+        with pytest.raises(ConfigError, match="is none of Unicode"):
+            draft.add("bob", given={"models": ("\ud800",)})
+        draft.add("bob")
+        with pytest.raises(ConfigError, match="would be too large"):
+            draft.write()
+    assert file.read_text() == FILE
+
+
+def test_a_file_of_another_layout_is_left_to_an_editor(file: Path) -> None:
+    file.write_text(f'key = [{{name = "a", hash = "sha256:{"1" * 64}"}}]\n')
+    with editing(file, TenantLimits) as draft:
+        for change in (lambda: draft.add("b"), lambda: draft.revoke(draft.named("a"))):
+            with pytest.raises(ConfigError, match="cannot be changed here; use an editor"):
+                change()
+
+
 async def test_another_gateway_with_the_same_file_sees_a_change(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,3 +374,15 @@ def test_of_two_that_make_the_file_one_wins(tmp_path: Path) -> None:
     assert kept == {name for name, problem in zip("abcd", problems, strict=True) if not problem}
     assert kept
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_is_mounted_to_be_read_alone_is_not_writable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a Secret of Kubernetes is: the page offered to make a key, and saving it failed."""
+    (path := tmp_path / "keys.toml").write_text(FILE)
+    desk = KeyDesk(Tenants(path), Audit(), time.time)
+    assert desk.listed()["writable"] is True
+    may = os.access
+    monkeypatch.setattr(os, "access", lambda place, mode: Path(place) != tmp_path and may(place, mode))
+    assert desk.listed()["writable"] is False

@@ -55,7 +55,9 @@ def load_tokenizer(
         # For such a folder, transformers returns an empty tokenizer, which causes wrong answers but no error.
         raise CheckpointError(f"{folder} has no usable tokenizer: none of {', '.join(VOCABULARIES)} is there")
     try:
-        tokenizer = PlainTokenizer(folder) if is_bundled(folder) else _of_transformers(folder, config)
+        # A template of the operator's may use what transformers alone offers it, such as raise_exception.
+        plain = is_bundled(folder) and not template
+        tokenizer = PlainTokenizer(folder) if plain else _of_transformers(folder, config)
         chat_template = template or _own_template(folder, tokenizer) or _template_file(folder)
     except CheckpointError:
         raise

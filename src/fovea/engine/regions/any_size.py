@@ -184,6 +184,7 @@ class AnySizeRegionEncoder:
         segments = self._engines.find(grid, len(patches))
         if segments is None or self._built is None:
             tensor, size = self._tensor(np.concatenate(patches)), (len(patches), *grid[1:])
+            patches.clear()  # so that the pixels are not in memory twice during the pass
             return (yield from self._tower.slices(tensor, size, np.concatenate(at)))
         outputs = []
         for part, places in zip(patches, at, strict=True):

@@ -19,7 +19,8 @@ MARK = "\U0010fffc"
 class PlainTokenizer:
     """A tokenizer with the interface of transformers, read from tokenizer.json and tokenizer_config.json.
 
-    It has the part of their interface that `ChatTokenizer` uses.
+    It has the part of their interface that `ChatTokenizer` uses, and the part of their Jinja that the
+    template of the bundled model uses. Other templates need a tokenizer of transformers.
     """
 
     chat_template = None

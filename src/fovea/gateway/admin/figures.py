@@ -26,6 +26,8 @@ MOST_TENANTS = 500
 _AT_ONCE = 50
 """Accounts that are read at a time."""
 MOST_DAYS = 400
+MOST_ROWS = 10_000
+"""Rows of usage that an answer has at most: all hours of MOST_DAYS."""
 HOUR_S = 3600
 
 
@@ -153,6 +155,12 @@ async def usage(services: Services, query: Mapping[str, str]) -> dict[str, Any]:
         log.flush(1.0)
         today = int(time.time() // (24 * HOUR_S))
         report = read_usage(file, by, (today - int(days) + 1) * 24, (today + 1) * 24)
+        if len(report.rows) > MOST_ROWS:
+            raise InvalidRequest(
+                f"the usage has {len(report.rows):,} rows; accepted: days and groups of at most "
+                f"{MOST_ROWS:,}, or the command `fovea usage`",
+                param="by",
+            )
         rows = [fields_of(row, by) for row in report.rows]
         return {"rows": rows, "total": fields_of(report.total, ()), "currency": report.currency}
 

@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from fovea.access.audit import Audit
 from fovea.access.key_edit import Draft, editing
-from fovea.access.keys import ROLES, Key, KeyRecord, fingerprint
+from fovea.access.keys import ROLES, Key, KeyRecord, check_name, fingerprint
 from fovea.core.config_files import check_keys
 from fovea.core.errors import ConfigError, InvalidRequest, NotFound, Unavailable
 from fovea.core.settings import Setting, build_settings, flat_values, settings_of, type_in_words
 from fovea.gateway.tenants.keys import TenantLimits, Tenants
 
-T = TypeVar("T")
+What = dict[str, Any]
+"""What an edit has done, by name."""
 MOST_KEYS = 1000
 """Keys that a list shows at most."""
 _LIMITS = settings_of(TenantLimits)
@@ -51,11 +53,13 @@ class KeyDesk:
     tenants: has the keys that are valid now, and the path of the file.
     audit: gets a line for each change.
     now: returns the seconds of the epoch.
+    turn: one edit at a time waits for the file, so that the threads of the process stay free for others.
     """
 
     tenants: Tenants
     audit: Audit
     now: Callable[[], float]
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def listed(self) -> dict[str, Any]:
         """Return all keys without their secrets, and the limits that there are."""
@@ -63,39 +67,42 @@ class KeyDesk:
         return {
             "keys": [self._shown(key) for key in keys[:MOST_KEYS]],
             "total": len(keys),
-            "writable": self.tenants.keys_file is not None,
+            "writable": self._writable(),
             "roles": list(ROLES),
             "limits": [_described(entry) for entry in _LIMITS],
         }
+
+    def _writable(self) -> bool:
+        """Whether there is a keys file that this process may replace. It may be mounted to be read alone."""
+        path = self.tenants.keys_file
+        return path is not None and os.access(path, os.W_OK) and os.access(path.resolve().parent, os.W_OK)
 
     async def create(self, operator: Operator, body: Mapping[str, Any]) -> dict[str, Any]:
         """Make a key: {"name", "roles", "expires", "limits"}. The answer has the key, once."""
         with _as_request():
             check_keys("the body", body, ("name", "roles", "expires", "limits"), "field")
-            name, roles = body.get("name"), _roles(body)
-            if not isinstance(name, str):
-                raise ConfigError(f"name is {name!r}; accepted: the name of the key's client", param="name")
+            name, roles = check_name(body.get("name")), _roles(body)
             expires = self._expires(body.get("expires"))
             given = {limit: value for limit, value in _limits(body).items() if value is not None}
 
-        def work(draft: Draft[TenantLimits]) -> tuple[str, KeyRecord[TenantLimits]]:
-            key = draft.add(name, roles, expires, given)
-            return key, draft.file.records[-1]
+        keys: list[str] = []
 
-        key, record = await self._edit(work)
-        what = {**_of(record), "expires": _text(expires), "limits": given}
-        return {"key": key, **self._note(operator, "key_created", what)}
+        def work(draft: Draft[TenantLimits]) -> What:
+            keys.append(draft.add(name, roles, expires, given))
+            return {**_of(draft.file.records[-1]), "expires": _text(expires), "limits": given}
+
+        return {**await self._edit(operator, "key_created", work), "key": keys[-1]}
 
     async def revoke(self, operator: Operator, digits: str) -> dict[str, Any]:
         """Remove one key. digits: its fingerprint."""
 
-        def work(draft: Draft[TenantLimits]) -> KeyRecord[TenantLimits]:
+        def work(draft: Draft[TenantLimits]) -> What:
             record = _find(draft, digits)
             draft.revoke([record])
             self._check_admin_left(draft)
-            return record
+            return _of(record)
 
-        return self._note(operator, "key_revoked", _of(await self._edit(work)))
+        return await self._edit(operator, "key_revoked", work)
 
     async def change(self, operator: Operator, digits: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Change one key: {"roles", "expires"}. null as the end: it never expires."""
@@ -109,15 +116,13 @@ class KeyDesk:
             if "expires" in body:
                 values["expires"] = self._expires(body["expires"])
 
-        def work(draft: Draft[TenantLimits]) -> KeyRecord[TenantLimits]:
-            record = _find(draft, digits)
-            draft.change([record], values)
+        def work(draft: Draft[TenantLimits]) -> What:
+            draft.change([_find(draft, digits)], values)
             self._check_admin_left(draft)
-            return _find(draft, digits)
+            shown = {"expires": _text(values["expires"])} if "expires" in values else {}
+            return {**_of(_find(draft, digits)), **shown}
 
-        record = await self._edit(work)
-        shown = {"expires": _text(values["expires"])} if "expires" in values else {}
-        return self._note(operator, "key_changed", {**_of(record), **shown})
+        return await self._edit(operator, "key_changed", work)
 
     async def limit(self, operator: Operator, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Change limits that all keys of a tenant share: {"limits": {NAME: VALUE}}. null: the usual value."""
@@ -127,19 +132,24 @@ class KeyDesk:
             if not values:
                 raise ConfigError(f"limits is empty; accepted: {', '.join(_NAMES)}", param="limits")
 
-        def work(draft: Draft[TenantLimits]) -> KeyRecord[TenantLimits]:
+        def work(draft: Draft[TenantLimits]) -> What:
             records = draft.named(name)
             if not records:
                 raise _unknown(f"the keys file has no key of {name[:100]!r}")
             draft.change(records, values)
-            return draft.named(name)[0]
+            limits = draft.named(name)[0].limits
+            return {"name": name, "limits": {limit: getattr(limits, limit) for limit in values}}
 
-        record = await self._edit(work)
-        shown = {limit: getattr(record.limits, limit) for limit in values}
-        return self._note(operator, "limits_changed", {"name": record.name, "limits": shown})
+        return await self._edit(operator, "limits_changed", work)
 
-    async def _edit(self, work: Callable[[Draft[TenantLimits]], T]) -> T:
-        """Do something with a draft of the file in a thread, write it, and use the new keys."""
+    async def _edit(
+        self, operator: Operator, event: str, work: Callable[[Draft[TenantLimits]], What]
+    ) -> What:
+        """Do something with a draft of the file in a thread, write it, and use the new keys.
+
+        work: returns what it has done, for the audit log and the answer. The thread writes the line, too: if
+        the request is cut because the gateway ends, the thread still changes the file.
+        """
         path = self.tenants.keys_file
         if path is None:
             raise InvalidRequest(
@@ -147,9 +157,16 @@ class KeyDesk:
                 "its start",
                 code="no_keys_file",
             )
-        result = await asyncio.to_thread(_edited, path, work)
+
+        def edit() -> What:
+            what = _edited(path, work)
+            self._note(operator, event, what)
+            return what
+
+        async with self.turn:
+            what = await asyncio.to_thread(edit)
         await self.tenants.refresh()
-        return result
+        return what
 
     def _check_admin_left(self, draft: Draft[TenantLimits]) -> None:
         """Raise ConfigError if nobody could open /admin any more."""
@@ -160,8 +177,8 @@ class KeyDesk:
                 return
         raise ConfigError("no key with the role admin would be left; accepted: make another one before")
 
-    def _note(self, operator: Operator, event: str, what: Mapping[str, Any]) -> dict[str, Any]:
-        """Write the line of the audit log, and return what was done."""
+    def _note(self, operator: Operator, event: str, what: What) -> None:
+        """Write the line of the audit log."""
         who = {
             "by": operator.name,
             "by_key": operator.fingerprint,
@@ -169,7 +186,6 @@ class KeyDesk:
             "id": operator.request_id,
         }
         self.audit.changed(self.now(), {"event": event, **who, **what})
-        return dict(what)
 
     def _expires(self, value: Any) -> datetime.date | None:
         """Return the day or the time from which a key is refused. Raises ConfigError."""
@@ -178,8 +194,8 @@ class KeyDesk:
         accepted = "a later day, as 2027-01-31, or a time with its zone, as 2027-01-31T12:00:00Z, or null"
         try:
             day = datetime.date.fromisoformat(value) if len(value) == 10 else None
-            at = day or datetime.datetime.fromisoformat(value)
-        except (TypeError, ValueError):
+            at = day or _in_utc(datetime.datetime.fromisoformat(value))
+        except (TypeError, ValueError, OverflowError):
             shown = str(value)[:40]
             raise ConfigError(f"expires is {shown!r}; accepted: {accepted}", param="expires") from None
         begin = (
@@ -187,7 +203,7 @@ class KeyDesk:
             if isinstance(at, datetime.datetime)
             else datetime.datetime(at.year, at.month, at.day, tzinfo=datetime.UTC)
         )
-        if begin.tzinfo is None or begin.timestamp() <= self.now():
+        if begin.timestamp() <= self.now():
             raise ConfigError(f"expires is {value!r}; accepted: {accepted}", param="expires")
         return at
 
@@ -218,8 +234,8 @@ def _as_request() -> Iterator[None]:
         raise InvalidRequest(error.message, param=error.param) from error
 
 
-def _edited(path: Path, work: Callable[[Draft[TenantLimits]], T]) -> T:
-    """Do something with a draft and write it. Raises InvalidRequest, NotFound, Unavailable. In a thread."""
+def _edited(path: Path, work: Callable[[Draft[TenantLimits]], What]) -> What:
+    """Do something with a draft and write it. Raises InvalidRequest, NotFound, Unavailable."""
     try:
         with editing(path, TenantLimits) as draft:
             with _as_request():
@@ -275,6 +291,13 @@ def _described(entry: Setting) -> dict[str, Any]:
 
 def _of(record: KeyRecord[TenantLimits]) -> dict[str, Any]:
     return {"name": record.name, "fingerprint": record.fingerprint, "roles": sorted(record.roles)}
+
+
+def _in_utc(at: datetime.datetime) -> datetime.datetime:
+    """Return a time in UTC. Raises ValueError without a zone, and OverflowError outside of the calendar."""
+    if at.tzinfo is None:
+        raise ValueError("no zone")
+    return at.astimezone(datetime.UTC)
 
 
 def _text(expires: datetime.date | None) -> str | None:

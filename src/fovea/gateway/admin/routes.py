@@ -6,6 +6,7 @@ are lines of the audit log.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -38,6 +39,7 @@ class Administration:
         self._services = services
         self._reload = reload
         self._profiler = Profiler()
+        self._turn = asyncio.Lock()
         table: tuple[tuple[str, str, Handler], ...] = (
             ("GET", "/admin/live", self._live),
             ("GET", "/admin/backends", self._backends),
@@ -106,7 +108,7 @@ class Administration:
     @property
     def _desk(self) -> KeyDesk:
         records = self._services.records
-        return KeyDesk(self._services.tenants, records.audit, records.now)
+        return KeyDesk(self._services.tenants, records.audit, records.now, self._turn)
 
     async def _body(self, exchange: Exchange, operator: Operator) -> dict[str, Any]:
         return Body.parse(await exchange.receive_json(self._services.bodies, operator.name)).resolved({})

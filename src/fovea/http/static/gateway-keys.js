@@ -116,19 +116,25 @@ export class KeyDialogs {
     return [...form.querySelectorAll("[name=role]:checked")].map(({ value }) => value);
   }
 
-  // Send the form of a dialog once it is submitted. An error is shown in the dialog, which then stays.
+  // Send the form of a dialog once it is submitted. An error is shown in the dialog, which then stays. A second click
+  // while the first one is sent does nothing: it would make a second key.
   onSubmit(dialog, send) {
     const form = dialog.querySelector("form");
     const problem = dialog.querySelector("[data-problem]");
     problem.textContent = "";
+    let sending = false;
     form.onsubmit = async (event) => {
       event.preventDefault();
+      if (sending) return;
+      sending = true;
       problem.textContent = "";
       try {
         await send();
         dialog.close();
       } catch (error) {
         problem.textContent = error.message;
+      } finally {
+        sending = false;
       }
     };
   }

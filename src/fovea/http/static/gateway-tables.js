@@ -65,7 +65,7 @@ export function keysTable(table, actions) {
   ], (row) => row.fingerprint);
 }
 
-// highest: returns the highest cost and the most requests of a row, for the bars.
+// highest: returns the highest cost of a row, for the bars.
 export function usageTable(table, currency, highest) {
   return new Table(table, [
     { head: "Group", kind: "key", value: (row) => row.group || "–" },

@@ -149,7 +149,7 @@ async function loadKeys() {
       shown.keys = answer.keys;
       dialogs.describe(answer);
       find("new-key").hidden = !answer.writable;
-      write("keys-note", answer.writable ? more(answer.keys, answer.total) : "keys are changed where the gateway is started");
+      write("keys-note", answer.writable ? more(answer.keys, answer.total) : "the gateway cannot write its keys file; keys are changed where it is started");
       tables.keys.render(answer.keys);
     }),
     load("tenants", "admin/tenants", (answer) => {
