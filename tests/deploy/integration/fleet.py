@@ -73,7 +73,8 @@ def front(engines: Sequence[Engine], **changes: Any) -> Front:
     servers = tuple(Server(f"engine-{n}", "127.0.0.1", each.port) for n, each in enumerate(engines))
     values: dict[str, Any] = {
         "servers": servers, "address": "127.0.0.1", "port": free_port(), "public_port": 443, "redirect": 0,
-        "ipv6": True, "host": "localhost", "body_mib": 16, "answer_s": 60, "per_address": 512, "own_proxies": (), "tls": False,
+        "ipv6": True, "host": "localhost", "body_mib": 16, "answer_s": 60, "per_address": 512,
+        "own_proxies": (), "tls": False,
     }  # fmt: skip
     return Front(**{**values, **changes})
 
