@@ -62,8 +62,12 @@ CHAOS_MINUTES ?= 20
 help:
 	@sed -n 's/^# //p' Makefile
 
+# Modules are compiled when they are imported, and kept: without that, each server of the tests compiles torch again, which takes
+# more processor time than its answers.
+export PYTHONDONTWRITEBYTECODE :=
+
 # torch first and with its exact pin. On Linux, PyPI's build brings CUDA, several gigabytes; TORCH_INDEX names another
-# index, such as https://download.pytorch.org/whl/cpu. Modules are compiled when they are imported, not all of them here.
+# index, such as https://download.pytorch.org/whl/cpu. Not all modules are compiled here (--no-compile).
 define install
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet --no-compile --constraint constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0

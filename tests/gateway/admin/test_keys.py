@@ -379,7 +379,7 @@ def test_of_two_that_make_the_file_one_wins(tmp_path: Path) -> None:
 def test_a_file_that_is_mounted_to_be_read_alone_is_not_writable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a Secret of Kubernetes is: the page offered to make a key, and saving it failed."""
+    """A Secret of Kubernetes is such a file: the page offered to make a key, and saving it failed."""
     (path := tmp_path / "keys.toml").write_text(FILE)
     desk = KeyDesk(Tenants(path), Audit(), time.time)
     assert desk.listed()["writable"] is True
