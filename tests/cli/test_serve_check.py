@@ -83,8 +83,8 @@ def test_all_errors_of_a_server_at_once(
         "--max-running: max_running is 0; accepted: 1 to 4096",
         f"127.0.0.1:{port} cannot be listened on: ",
         f"keys file {keys}:4: key 'alice': hash is not sha256: and 64 hex digits",
-        f"keys file {keys}:9: key 'bob': unknown field 'requests_per_minut'; did you mean",
         f"keys file {keys}:8: key 'bob': roles is ['apy']; accepted: ",
+        f"keys file {keys}:9: key 'bob': unknown field 'requests_per_minut'; did you mean",
         f"{key} is not the key of the certificate {cert}",
         f"{str(none)!r} is neither a folder, ",
     )
@@ -153,8 +153,8 @@ def test_all_errors_of_a_gateway_at_once(fovea: Caller, tmp_path: Path) -> None:
         f"{config}:8: [[backend]] number 2: url is 'ftp://x'; accepted: ",
         f"{config}:9: [[backend]] number 2: weight is 0.0; accepted: 0.001 to 1000",
         f"{config}:12: [[model]] number 1: policy has 'best'; accepted: ",
-        f"{config}:18: experiment 'v2', [experiment.guard]: error_rate is 7; accepted: 0 to 1",
         f"{config}:16: experiment 'v2', variant 2: unknown field 'wieght'; did you mean 'weight'?",
+        f"{config}:18: experiment 'v2', [experiment.guard]: error_rate is 7; accepted: 0 to 1",
         f"keys file {none} cannot be read",
     )
     found = errors(fovea, "gateway", "--check", "--config", config)

@@ -157,7 +157,6 @@ def draw_regions(path: Path, name: str, done: Completion) -> None:
         return
     with PIL.Image.open(name) as image:
         show(PIL.ImageOps.exif_transpose(image), use.relevance).save(path)
-    print(f"fovea: {path} shows what the model looked at in {name}", file=sys.stderr)
 
 
 def messages_of(question: str, files: Sequence[str]) -> list[dict[str, Any]]:
