@@ -98,3 +98,13 @@ def test_other_origins_get_no_permission(shared: httpx.Client, client: httpx.Cli
 def test_wrong_origins_are_refused_at_the_start(origin: str) -> None:
     with pytest.raises(ConfigError, match="scheme and a host"):
         AccessSettings(cors_origins=(origin,))
+
+
+def test_a_path_without_names_hides_those_with_names(server: Server) -> None:
+    """As in OpenAPI. GET /v1/images/pdf looked for an image of that name, and Allow named its methods."""
+    with server.client() as client:
+        for method in ("OPTIONS", "GET"):
+            answer = client.request(method, "/v1/images/pdf")
+            assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+        described = client.get("/openapi.json").json()["paths"]["/admin/profile"]["get"]["responses"]["200"]
+        assert set(described["content"]) == {"application/json", "image/svg+xml", "text/plain"}

@@ -72,6 +72,7 @@ class Route:
     shown: whether it is in the description.
     streams: whether the answer can be a stream of events.
     upload: content type of a body that is not JSON, with its schema.
+    types: further content types of answers.
     """
 
     method: str
@@ -83,6 +84,7 @@ class Route:
     shown: bool = True
     streams: bool = False
     upload: Mapping[str, Any] = field(default_factory=dict)
+    types: tuple[str, ...] = ()
 
     async def answer(self, request: Request, names: Sequence[str]) -> None:
         """Answer a request. names: the parts of its path that stand for names."""
@@ -156,8 +158,9 @@ class Router:
         """
         if (route := self._fixed.get((method, path))) is not None:
             return route, ()
+        # A path without names hides those with names, as in OpenAPI: GET /v1/images/pdf is no image.
         accepted = {known for known, fixed in self._fixed if fixed == path}
-        for pattern, route in self._patterns:
+        for pattern, route in () if accepted else self._patterns:
             if (match := pattern.fullmatch(path)) is not None:
                 if route.method == method:
                     return route, match.groups()
@@ -233,5 +236,6 @@ def _responses(route: Route) -> dict[str, Any]:
         text = "The answer. With `stream: true` server-sent events; the last one is [DONE]."
         answer["description"] = text
         answer["content"]["text/event-stream"] = {}
+    answer["content"] = {name.partition(";")[0]: {} for name in route.types} | answer["content"]
     failures = {status: {"description": _TEXTS[status], "content": error} for status in route.errors}
     return {"200": answer, **failures}

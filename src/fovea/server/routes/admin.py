@@ -132,7 +132,7 @@ def cache_figures(stats: Mapping[str, float]) -> dict[str, dict[str, float]]:
     return {name: values for name, values in caches.items() if values}
 
 
-@routes.get("/admin/profile")
+@routes.get("/admin/profile", types=tuple(FORMATS.values()))
 async def profile(request: Request) -> Response:
     """Profile the server for some seconds with py-spy, as a flame graph or in another format."""
     options = ProfileOptions.of(request.query)
