@@ -101,7 +101,7 @@ def test_wrong_origins_are_refused_at_the_start(origin: str) -> None:
 
 
 def test_a_path_without_names_hides_those_with_names(server: Server) -> None:
-    """As in OpenAPI. GET /v1/images/pdf looked for an image of that name, and Allow named its methods."""
+    """OpenAPI says so. GET /v1/images/pdf looked for an image of that name, and Allow named its methods."""
     with server.client() as client:
         for method in ("OPTIONS", "GET"):
             answer = client.request(method, "/v1/images/pdf")
