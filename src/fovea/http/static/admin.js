@@ -4,6 +4,7 @@ import { clock, count, duration, percent, seconds, short, bytes } from "./admin-
 import { Chart } from "./admin-charts.js";
 import { History } from "./admin-history.js";
 import { Poller } from "./admin-poll.js";
+import { find, setState, showNotice, write } from "./admin-state.js";
 import { cachesTable, requestsTable, slowTable, stageLegend, tenantsTable } from "./admin-tables.js";
 import { askForKey, Keys } from "./key.js";
 import { themeButton } from "./theme.js";
@@ -12,7 +13,6 @@ const RATES_OVER = 5; // snapshots over which the figure of a rate is a mean
 const FEW_SLOW = 8; // slow requests that are shown at first
 const NEEDED = "The server's figures are open only to holders of a key for /admin.";
 
-const find = (id) => document.getElementById(id);
 const keys = new Keys("fovea-admin-key");
 const history = new History();
 const charts = [
@@ -83,20 +83,6 @@ function showState(engine) {
   showNotice(tone, notice);
 }
 
-function setState(tone, word) {
-  find("state").className = `chip ${tone}`;
-  find("state").firstElementChild.className = `dot ${tone}`;
-  write("state-text", word);
-  document.title = word === "ready" ? "Fovea admin" : `${word} · Fovea admin`;
-}
-
-function showNotice(tone, text) {
-  const notice = find("notice");
-  notice.className = `notice ${tone}`;
-  notice.hidden = !text;
-  if (notice.textContent !== text) notice.textContent = text;
-}
-
 function showBoard(snapshot) {
   history.add(snapshot);
   const { engine, counters, memory } = snapshot;
@@ -164,11 +150,6 @@ function recent(name) {
 /** Tell how many rows a table leaves out. */
 function more({ total, rows }) {
   return total > rows.length ? `${count(rows.length)} of ${count(total)}` : total ? count(total) : "";
-}
-
-function write(id, text) {
-  const element = find(id);
-  if (element.textContent !== text) element.textContent = text;
 }
 
 async function enterKey(reason) {

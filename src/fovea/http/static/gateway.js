@@ -4,6 +4,7 @@ import { Chart } from "./admin-charts.js";
 import { clock, count, duration, seconds, short } from "./admin-format.js";
 import { History, ratio } from "./admin-history.js";
 import { Poller } from "./admin-poll.js";
+import { find, setState, showNotice, write } from "./admin-state.js";
 import { Client } from "./client.js";
 import { confirmed, el } from "./dom.js";
 import { gatewayValues } from "./gateway-history.js";
@@ -16,7 +17,6 @@ const PERIOD_MS = 2000;
 const SLOW_EVERY = 5; // snapshots from one look at tenants, keys, usage and experiments to the next
 const NEEDED = "This page is open only to holders of a key for /admin.";
 
-const find = (id) => document.getElementById(id);
 const keys = new Keys("fovea-admin-key");
 const client = new Client(keys, (reason) => askForKey(find("key-dialog"), keys, reason));
 const history = new History(gatewayValues);
@@ -234,26 +234,8 @@ function showProblem(section, error) {
   if (notice.textContent !== text) notice.textContent = text;
 }
 
-function setState(tone, word) {
-  find("state").className = `chip ${tone}`;
-  find("state").firstElementChild.className = `dot ${tone}`;
-  write("state-text", word);
-  document.title = word === "ready" ? "Fovea gateway" : `${word} · Fovea gateway`;
-}
-
-function showNotice(tone, text) {
-  find("notice").className = `notice ${tone}`;
-  find("notice").hidden = !text;
-  write("notice", text);
-}
-
 function more(rows, total) {
   return total > rows.length ? `${count(rows.length)} of ${count(total)}` : count(total);
-}
-
-function write(id, text) {
-  const element = find(id);
-  if (element.textContent !== text) element.textContent = text;
 }
 
 async function enterKey(reason) {

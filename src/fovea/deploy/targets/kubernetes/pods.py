@@ -209,7 +209,7 @@ def weights_key(pool: Pool) -> str:
 
 
 def hub_env(pool: Pool) -> list[dict[str, Any]]:
-    """Where the hub's files are: in the volume of weights, which a Job has filled, or in the pod's own."""
+    """Variables that say where the hub's files are: in a volume that a Job has filled, or in the pod."""
     if not pool.weights_gib:
         return [{"name": "HF_HOME", "value": f"{CACHE}/hub"}]
     return [
